@@ -65,6 +65,6 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
 
 def encode_documents(tokenizer: Tokenizer, texts: list[str]) -> Iterator[list[int]]:
     """Each text as ids, closed by the end token."""
-    end = tokenizer.token_to_id(END_TOKEN)
+    end = tokenizer.get_vocab_size() - 1
     for encoding in tokenizer.encode_batch(texts):
         yield [*encoding.ids, end]

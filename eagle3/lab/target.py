@@ -93,6 +93,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class LiveTarget(nn.Module):
     """The live layers of the lab's target."""
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, shape: TargetShape) -> None:
         super().__init__()
         self.shape = shape
@@ -175,7 +178,9 @@ def train_target(
         optimizer.step()
         running = loss.item() if step == 0 else 0.95 * running + 0.05 * loss.item()
         if step % 25 == 0:
-            report(f"target step {step}/{steps} loss {running:.3f} {time.monotonic() - started:.0f} s")
+            report(
+                f"target step {step}/{steps} loss {running:.3f} {time.monotonic() - started:.0f} s"
+            )
     return model
 
 

@@ -1,0 +1,74 @@
+"""Draft chains from every position of a text at once.
+
+A chain that starts behind position t depends on the target's states up to t only, because engines
+rebuild the drafter's cache from the target's states behind every accepted token. So the chains of
+all positions can be drafted together, and the served walk is a look-up among them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eagle3.errors import BadInput
+from eagle3.model import Drafter, KeysValues
+from eagle3.wiring import D2T, DecoderLayer
+
+ROWS_AT_ONCE = 512  # bounds the deeper steps' attention scores to [heads, 512, T]
+
+
+def draft_to_target_ids(d2t: Tensor, reading: D2T, vocab: int) -> Tensor:
+    """The target id of every draft id, [V_d]; raises BadInput where one lies outside the vocabulary."""
+    ids = torch.arange(len(d2t), device=d2t.device)
+    if reading is D2T.offset:
+        ids = ids + d2t
+    elif reading is D2T.absolute:
+        ids = d2t.clone()
+    outside = ((ids < 0) | (ids >= vocab)).nonzero().flatten()
+    if len(outside):
+        i = int(outside[0])
+        raise BadInput(
+            f"d2t read as '{reading.value}' maps draft id {i} to {int(ids[i])}, outside the target's "
+            f"vocabulary of {vocab} ({len(outside)} such ids); the table is damaged or is meant to be "
+            "read another way (wiring.d2t)"
+        )
+    return ids
+
+
+@torch.no_grad()
+def draft_chains(
+    drafter: Drafter,
+    embedding: Tensor,
+    ids: Tensor,
+    aux: Tensor,
+    rows: Tensor,
+    *,
+    steps: int,
+    to_target: Tensor,
+    decoder_layer: DecoderLayer = DecoderLayer.included,
+) -> Tensor:
+    """Greedy draft chains of `steps` tokens behind each of `rows`.
+
+    embedding [V, H_d] · ids [T] the text · aux [T, A·H] the concatenated aux states ·
+    rows [R] ascending positions t < T-1 · to_target [V_d] from draft_to_target_ids
+    → target ids [R, steps]; entry [r, s] is drafted for position rows[r] + 2 + s.
+    """
+    if decoder_layer is DecoderLayer.skipped:
+        # Without the layer no token enters and y stays g, so every step repeats the first.
+        first = to_target[drafter.logits(drafter.fc(aux[rows])).argmax(-1)]
+        return first[:, None].expand(-1, steps).contiguous()
+
+    length = int(rows[-1]) + 1
+    prefix = torch.arange(length, device=ids.device)
+    native: list[KeysValues] = []
+    g = drafter.fc(aux[:length])[None]
+    y = drafter.midlayer(embedding[ids[1 : length + 1]][None], g, prefix, native)
+    chains = []
+    for chunk in rows.split(ROWS_AT_ONCE):
+        hidden, cache = y[:, chunk], list(native)
+        drafted = [to_target[drafter.logits(hidden[0]).argmax(-1)]]
+        while len(drafted) < steps:
+            hidden = drafter.midlayer(embedding[drafted[-1]][None], hidden, chunk, cache)
+            drafted.append(to_target[drafter.logits(hidden[0]).argmax(-1)])
+        chains.append(torch.stack(drafted, 1))
+    return torch.cat(chains)

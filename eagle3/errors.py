@@ -1,0 +1,7 @@
+"""What this package raises when a file or a setting is wrong."""
+
+from __future__ import annotations
+
+
+class BadInput(ValueError):
+    """A checkpoint, a sample or a wiring cannot be used; the message names the file or field."""

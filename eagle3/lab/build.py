@@ -1,0 +1,206 @@
+"""Rebuild the lab's weights from nothing: python -m eagle3.lab.build --out lab --work /tmp/lab-work
+
+Text is the standard library of the interpreter that runs this, so another Python version gives other
+weights of the same kind. Each stage leaves its product in the work folder, so that an interrupted
+build goes on where it was; `build.json` says what was done and how long it took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from eagle3.lab.corpus import encode_documents, read_stdlib, train_tokenizer
+from eagle3.lab.drafter import Continuations, continue_prompts, train_drafter
+from eagle3.lab.layout import TOKENIZER_FILE, load_live, save_live
+from eagle3.lab.target import LiveTarget, TargetShape, train_target
+from eagle3.model import Drafter, DrafterShape
+
+STATES = (0, 3, 31)
+PROMPT = 48  # tokens of a prompt
+NEW_TOKENS = 112  # tokens of a training continuation
+DRAFT_VOCAB = 704
+HELD_OUT_PROMPTS = 160
+TARGET_STEPS = 3200
+DRAFTER_TEXTS = 24_000
+DRAFTER_STEPS = 3000
+
+
+def main() -> None:
+    """Build everything that `lab/` ships."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the shipped files")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the stages' products")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--target-steps", type=int, default=TARGET_STEPS)
+    parser.add_argument("--drafter-steps", type=int, default=DRAFTER_STEPS)
+    arguments = parser.parse_args()
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    build(
+        arguments.out,
+        arguments.work,
+        arguments.seed,
+        arguments.target_steps,
+        arguments.drafter_steps,
+    )
+
+
+def build(out: Path, work: Path, seed: int, target_steps: int, drafter_steps: int) -> None:
+    """All stages: text, target, continuations, drafter, prompts."""
+    seconds: dict[str, float] = {}
+    tokens, held_out = timed("text", work, seconds, lambda: make_text(out / "target", seed))
+
+    def make_target() -> dict[str, Tensor]:
+        model = train_target(TargetShape(), tokens, seed=seed, steps=target_steps, report=say)
+        return model.state_dict()
+
+    model = LiveTarget(TargetShape())
+    model.load_state_dict(timed("target", work, seconds, make_target))
+    save_live(model, out / "target")
+    target = load_live(out / "target")  # in bf16, as it ships
+
+    def make_continuations() -> Continuations:
+        prompts = windows(tokens, DRAFTER_TEXTS, seed + 1)
+        return continue_prompts(target, prompts, NEW_TOKENS)
+
+    texts = timed("continuations", work, seconds, make_continuations)
+
+    def make_drafter() -> dict[str, Tensor]:
+        drafter = train_drafter(
+            target,
+            texts,
+            drafter_shape(target.shape),
+            STATES,
+            seed=seed,
+            steps=drafter_steps,
+            report=say,
+        )
+        return drafter.state_dict()
+
+    drafter = Drafter(drafter_shape(target.shape))
+    drafter.load_state_dict(timed("drafter", work, seconds, make_drafter))
+    save_drafter(drafter, out / "drafter")
+    write_prompts(windows(held_out, HELD_OUT_PROMPTS, seed + 2), out / "prompts.jsonl")
+    record = {
+        "seed": seed,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "target_steps": target_steps,
+        "drafter_steps": drafter_steps,
+        "training_tokens": len(tokens),
+        "drafter_texts": len(texts.ids),
+        "seconds": {name: round(value) for name, value in seconds.items()},
+    }
+    (out / "build.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+def timed(name: str, work: Path, seconds: dict[str, float], make: Callable[[], Any]) -> Any:
+    """A stage's product, from the work folder if it was made before; its seconds go to `seconds`."""
+    path = work / f"{name}.pt"
+    if not path.is_file():
+        started = time.monotonic()
+        product = make()
+        torch.save({"product": product, "seconds": time.monotonic() - started}, path)
+    # weights_only is off: the file was written by this very program.
+    saved = torch.load(path, weights_only=False)
+    seconds[name] = saved["seconds"]
+    say(f"{name}: {saved['seconds']:.0f} s")
+    return saved["product"]
+
+
+def say(line: str) -> None:
+    """Progress on stderr."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def make_text(folder: Path, seed: int) -> tuple[Tensor, Tensor]:
+    """(training tokens, held-out tokens), and the tokenizer written to `folder`."""
+    training, held_out = read_stdlib()
+    tokenizer = train_tokenizer(training, TargetShape().vocab)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / TOKENIZER_FILE))
+    documents = list(encode_documents(tokenizer, training))
+    random.Random(seed).shuffle(documents)
+    rows = [documents, list(encode_documents(tokenizer, held_out))]
+    train_ids, held_ids = (torch.tensor([i for d in row for i in d]) for row in rows)
+    return train_ids, held_ids
+
+
+def windows(tokens: Tensor, count: int, seed: int) -> Tensor:
+    """Prompts [count, PROMPT] from random places."""
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(len(tokens) - PROMPT, (count,), generator=generator)
+    return torch.stack([tokens[s : s + PROMPT] for s in starts.tolist()])
+
+
+def drafter_shape(shape: TargetShape) -> DrafterShape:
+    """The lab drafter's sizes: one layer as wide as the target's."""
+    return DrafterShape(
+        hidden=shape.hidden,
+        heads=shape.heads,
+        kv_heads=shape.heads,
+        head_dim=shape.head_dim,
+        intermediate=shape.intermediate,
+        vocab=shape.vocab,
+        draft_vocab=DRAFT_VOCAB,
+        target_hidden=shape.hidden,
+        num_aux=len(STATES),
+        norm_eps=shape.norm_eps,
+        rope_theta=shape.rope_theta,
+    )
+
+
+def save_drafter(drafter: Drafter, folder: Path) -> None:
+    """Write a drafter in SpecForge's layout, weights in bf16."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shape = drafter.shape
+    tensors = {
+        name: (t.to(torch.bfloat16) if t.is_floating_point() else t).contiguous()
+        for name, t in drafter.state_dict().items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": 1,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "vocab_size": shape.vocab,
+        "draft_vocab_size": shape.draft_vocab,
+        "target_hidden_size": shape.target_hidden,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": shape.norm_eps,
+        "rope_theta": shape.rope_theta,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def write_prompts(prompts: Tensor, path: Path) -> None:
+    """Prompts as JSON lines of token ids."""
+    lines = [json.dumps({"input_ids": row}) for row in prompts.tolist()]
+    path.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

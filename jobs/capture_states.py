@@ -1,0 +1,321 @@
+"""Run prompts through a target and store its hidden states, for drafter tests.
+
+Each prompt may be continued greedily first, so that the text is the target's own. States are taken
+by hooks on the decoder layers: canonical state k is the input of layer k, and state n what the last
+layer puts out, before the final norm. Needs transformers beside torch.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eagle3.checkpoint import load_target_parts
+from eagle3.errors import BadInput
+from eagle3.samples import CAPTURE_FILE
+from jobs.events import Events
+from jobs.files import write_json_atomic
+from jobs.inputs import pick_device, target_folder
+
+SHARD = 2000  # samples a rows_* folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """One text as stored: ids, mask and argmax [T], states k → [T, H]."""
+
+    ids: Tensor
+    mask: Tensor
+    argmax: Tensor
+    states: dict[int, Tensor]
+
+
+def open_job(request: Mapping[str, Any], events: Events) -> CaptureStates:
+    """Load the target."""
+    device = pick_device(request["device"], events)
+    folder = target_folder(request["inputs"]["target"])
+    return CaptureStates(request, events, device, folder)
+
+
+class CaptureStates:
+    """Answers cases `{"case_id": …, "prompts": path, "out": path, "states": […], …}`."""
+
+    def __init__(
+        self, request: Mapping[str, Any], events: Events, device: str, folder: Path
+    ) -> None:
+        self.events = events
+        self.device = device
+        self.folder = folder
+        self.fingerprint = load_target_parts(folder).fingerprint
+        self.model = load_model(folder, request["dtype"], device)
+        self.layers = decoder_layers(self.model)
+
+    def run_case(self, case: Mapping[str, Any]) -> dict[str, Any]:
+        """Capture one data folder; it has its final name only when complete."""
+        out, states = Path(case["out"]), [int(k) for k in case["states"]]
+        outside = [k for k in states if not 0 <= k <= len(self.layers)]
+        if outside:
+            raise BadInput(
+                f"state {outside[0]} is asked for, but the target has {len(self.layers)} decoder "
+                f"layers, so its states are 0 to {len(self.layers)}"
+            )
+        if out.exists():
+            raise BadInput(f"{out} exists already; name a new folder or remove it")
+        prompts = read_prompts(Path(case["prompts"]), self.folder)[: case["max_samples"]]
+        vocab = self.model.config.get_text_config().vocab_size
+        for line, prompt in enumerate(prompts, start=1):
+            if min(prompt) < 0 or max(prompt) >= vocab:
+                raise BadInput(
+                    f"{case['prompts']}, line {line}: ids reach from {min(prompt)} to {max(prompt)}, "
+                    f"but the target's vocabulary has {vocab}"
+                )
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}.", dir=out.parent))
+        try:
+            summary = self.capture(case, prompts, states, temporary)
+            write_json_atomic(temporary / CAPTURE_FILE, summary)
+            temporary.rename(out)
+        except OSError as error:
+            # Two captures of the same data may race; the first to finish wins, with the same content.
+            if not (out / CAPTURE_FILE).is_file():
+                raise BadInput(f"{out} cannot be written: {error.strerror or error}") from error
+            summary = json.loads((out / CAPTURE_FILE).read_text())
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        positions = summary["positions"]
+        self.events.note(f"captured {summary['samples']} samples, {positions} positions, to {out}")
+        return {
+            "metrics": {},
+            "curves": {},
+            "wiring": {},
+            "capture": {"out": str(out), **summary},
+            "fingerprints": {"target": self.fingerprint},
+            "notes": [],
+        }
+
+    def capture(
+        self,
+        case: Mapping[str, Any],
+        prompts: Sequence[Sequence[int]],
+        states: Sequence[int],
+        folder: Path,
+    ) -> dict[str, Any]:
+        """Write the samples of all prompts; returns what capture.json says of them."""
+        new_tokens, window = int(case["new_tokens"]), case["repetition_window"]
+        done = written = positions = following = 0
+        for indices in equal_lengths(prompts, int(case["batch"])):
+            batch = torch.tensor([prompts[i] for i in indices], device=self.device)
+            for sample in self.run_batch(batch, new_tokens, window, states):
+                done += 1
+                self.events.progress("capture", done, len(prompts))
+                if new_tokens and int(sample.mask.sum()) < case["min_new_tokens"]:
+                    continue
+                positions += int(sample.mask.sum())
+                following += int((sample.argmax[:-1] == sample.ids[1:])[sample.mask[1:]].sum())
+                write_sample(folder, written, sample)
+                written += 1
+        if not written:
+            raise BadInput(
+                f"none of {len(prompts)} prompts gave {case['min_new_tokens']} tokens or more; lower "
+                "data.capture.min_new_tokens"
+            )
+        return {
+            "states": list(states),
+            "num_layers": len(self.layers),
+            "target": self.fingerprint,
+            "samples": written,
+            "left_out": len(prompts) - written,
+            "positions": positions,
+            "positions_following_argmax": following,
+            "new_tokens": new_tokens,
+            "repetition_window": window,
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+        }
+
+    @torch.no_grad()
+    def run_batch(
+        self, prompts: Tensor, new_tokens: int, window: int | None, states: Sequence[int]
+    ) -> Iterator[Captured]:
+        """Continue prompts [B, P] of one length, and capture the texts."""
+        ids = greedy(self.model, prompts, new_tokens)
+        with captured_states(self.layers, states) as kept:
+            logits = self.model(ids, use_cache=False).logits
+        argmax = logits.argmax(-1)
+        end = self.model.config.get_text_config().eos_token_id
+        ends = set(end) if isinstance(end, list) else {end}
+        prompt = prompts.shape[1]
+        for row in range(len(ids)):
+            text = ids[row].tolist()
+            length = cut(text, prompt, ends, window) if new_tokens else len(text)
+            mask = torch.zeros(length, dtype=torch.int64)
+            mask[prompt if new_tokens else 1 :] = 1
+            yield Captured(
+                ids=ids[row, :length].cpu(),
+                mask=mask,
+                argmax=argmax[row, :length].cpu(),
+                states={k: kept[k][row, :length].cpu() for k in states},
+            )
+
+
+def load_model(folder: Path, dtype: str, device: str) -> Any:
+    """The target as a transformers model; raises BadInput where it cannot be loaded."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise BadInput(
+            "capture_states needs transformers on the host; install it beside torch"
+        ) from error
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype="auto" if dtype == "auto" else getattr(torch, dtype),
+            local_files_only=True,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(f"target {folder} cannot be loaded: {error}") from error
+    return model.eval().requires_grad_(False).to(device)
+
+
+def decoder_layers(model: Any) -> nn.ModuleList:
+    """The decoder layers of a transformers model, in order."""
+    layers = getattr(model.get_decoder(), "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise BadInput(
+            f"{type(model).__name__} keeps its decoder layers in a place this job does not know "
+            "(get_decoder().layers)"
+        )
+    return layers
+
+
+@contextmanager
+def captured_states(layers: nn.ModuleList, states: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    """Within the block, forward passes leave the canonical states named, each [B, T, H]."""
+    kept: dict[int, Tensor] = {}
+    handles = []
+
+    def take_input(k: int) -> Any:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            kept[k] = args[0] if args else kwargs["hidden_states"]
+
+        return hook
+
+    def take_output(_: nn.Module, __: Any, output: Any) -> None:
+        kept[len(layers)] = output[0] if isinstance(output, tuple) else output
+
+    for k in states:
+        if k < len(layers):
+            handles.append(layers[k].register_forward_pre_hook(take_input(k), with_kwargs=True))
+        else:
+            handles.append(layers[-1].register_forward_hook(take_output))
+    try:
+        yield kept
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def greedy(model: Any, prompts: Tensor, new_tokens: int) -> Tensor:
+    """Greedy continuations [B, P + new_tokens] of prompts [B, P].
+
+    A loop of our own, since generate() takes penalties and sampling from the checkpoint's
+    generation_config.
+    """
+    ids, step, past = prompts, prompts, None
+    for _ in range(new_tokens):
+        out = model(step, past_key_values=past, use_cache=True, logits_to_keep=1)
+        past = out.past_key_values
+        step = out.logits[:, -1:].argmax(-1)
+        ids = torch.cat([ids, step], 1)
+    return ids
+
+
+def cut(text: Sequence[int], prompt: int, ends: set[int | None], window: int | None) -> int:
+    """Where a continuation ends: behind an end token, or before it begins to repeat itself.
+
+    It repeats where `window` tokens in a row stand for the second time in the text.
+    """
+    length = len(text)
+    for position in range(prompt, length):
+        if text[position] in ends:
+            length = position + 1
+            break
+    if window is None:
+        return length
+    seen = set()
+    for stop in range(window, length + 1):
+        piece = tuple(text[stop - window : stop])
+        if piece in seen and stop > prompt:
+            return max(prompt, stop - window)
+        seen.add(piece)
+    return length
+
+
+def equal_lengths(prompts: Sequence[Sequence[int]], batch: int) -> Iterator[list[int]]:
+    """Indices of prompts in batches of one length, so that nothing needs padding."""
+    by_length: dict[int, list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        by_length.setdefault(len(prompt), []).append(i)
+    for indices in by_length.values():
+        for start in range(0, len(indices), batch):
+            yield indices[start : start + batch]
+
+
+def read_prompts(path: Path, target: Path) -> list[list[int]]:
+    """Prompts as token ids from JSON lines with `input_ids` or `text`."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"prompts {path} cannot be read: {error}") from error
+    prompts: list[list[int]] = []
+    tokenizer: Any = None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise BadInput(f"{path}, line {number} is no JSON: {error}") from error
+        ids = entry.get("input_ids") if isinstance(entry, dict) else None
+        if ids is None and isinstance(entry, dict) and isinstance(entry.get("text"), str):
+            if tokenizer is None:
+                from transformers import AutoTokenizer
+
+                tokenizer = AutoTokenizer.from_pretrained(target, local_files_only=True)
+            ids = tokenizer(entry["text"])["input_ids"]
+        if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+            raise BadInput(
+                f"{path}, line {number} needs 'input_ids' (a list of whole numbers) or 'text'"
+            )
+        prompts.append(ids)
+    if not prompts:
+        raise BadInput(f"prompts {path} holds no prompt")
+    return prompts
+
+
+def write_sample(folder: Path, index: int, sample: Captured) -> None:
+    """One sample as rows_a-b/data_i.pt."""
+    start = index // SHARD * SHARD
+    shard = folder / f"rows_{start}-{start + SHARD}"
+    shard.mkdir(exist_ok=True)
+    content = {
+        "input_ids": sample.ids,
+        "loss_mask": sample.mask,
+        "hidden_states": [state.clone() for state in sample.states.values()],
+        "target_argmax": sample.argmax,
+    }
+    try:
+        torch.save(content, shard / f"data_{index}.pt")
+    except RuntimeError as error:  # torch's writer reports a full disk this way
+        raise OSError(None, f"writing data_{index}.pt failed: {error}") from error

@@ -1,0 +1,328 @@
+"""From Hydra's composed config to one resolved hypothesis, or one clear error.
+
+The resolved config is made once: what runs, what is logged and what is hashed are the same bytes.
+Whatever an experiment file or an override sets must stand in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from eagle3.errors import BadInput
+from eagle3.wiring import Wiring
+from orchestrator.errors import InputError
+from orchestrator.schema import JOB_SCHEMAS, Config
+
+# Which parts of the config a job reads. The others are dropped, so that setting one is an error.
+SECTIONS = {
+    "drafter_test": {"wiring", "target", "drafter", "data"},
+    "capture_states": {"target", "data"},
+}
+SHARED = {"claim", "predict", "strict", "host", "job", "tracking", "results"}
+HINTS = {
+    "wiring.layers": "choose an experiment, such as +experiment=layers_m1_2_30, or write "
+    "wiring.layers=[-1,2,30]",
+    "wiring.convention": "say what the layer ids mean: wiring.convention=output, input or hf",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """One hypothesis, ready to run. `yaml` is the record; `config` the same as plain data."""
+
+    config: dict[str, Any]
+    yaml: str
+    digest: str
+    experiment: str | None
+    overrides: tuple[str, ...]
+
+
+def resolve(cfg: DictConfig, hydra: Any) -> Resolved:
+    """Validate a composed config and resolve it once; `hydra` is what Hydra says of its making.
+
+    Raises InputError for anything that is missing, of the wrong type, or set without effect.
+    """
+    overrides = tuple(hydra.overrides.task)
+    choices = {str(k): v for k, v in hydra.runtime.choices.items()}
+    folders = [Path(s.path) for s in hydra.runtime.config_sources if s.provider != "schema"]
+    task = OmegaConf.masked_copy(cfg, [str(k) for k in cfg if k != "hydra"])
+    job = OmegaConf.select(task, "job.name", throw_on_missing=False)
+    if job not in SECTIONS:
+        raise InputError(f"job.name is {job!r}; the jobs are {', '.join(SECTIONS)}")
+
+    composed = plain(task, resolve=False)
+    set_here = [*override_values(overrides, choices)]
+    check_raw_types(raw_leaves(folders, choices), str(job))
+    check_raw_types([(key, value, f"override {key}") for key, value in set_here], str(job))
+    kept = {k: v for k, v in composed.items() if k in SECTIONS[job] | SHARED}
+    check_stands(kept, set_here, f"an override, but the job {job} has no such setting")
+    check_experiment(folders, choices, kept, [key for key, _ in set_here], overrides)
+
+    task = OmegaConf.masked_copy(task, list(kept))
+    missing = sorted(key for key, value in leaves(kept) if value == "???")
+    if missing:
+        hints = "; ".join(HINTS[key] for key in missing if key in HINTS)
+        raise InputError(f"not set: {', '.join(missing)}{'; ' + hints if hints else ''}")
+    try:
+        OmegaConf.resolve(task)
+    except OmegaConfBaseException as error:
+        raise InputError(f"the config cannot be resolved: {first_line(error)}") from error
+    resolved = plain(task)
+    for key, value in leaves(resolved):
+        if isinstance(value, str) and "${" in value:
+            raise InputError(f"{key} still holds an interpolation after resolving: {value!r}")
+    if "wiring" in resolved:
+        try:
+            Wiring.parse(resolved["wiring"]).states()
+        except BadInput as error:
+            raise InputError(f"wiring: {error}") from error
+    text = OmegaConf.to_yaml(OmegaConf.create(resolved), sort_keys=True)
+    experiment = choices.get("experiment")
+    return Resolved(
+        config=resolved,
+        yaml=text,
+        digest=hashlib.sha256(text.encode()).hexdigest(),
+        experiment=None if experiment is None else flat_choice(experiment),
+        overrides=overrides,
+    )
+
+
+def flat_choice(choice: Any) -> str:
+    """A group choice as one word; `+experiment=[a,b]` gives 'a+b'."""
+    return choice if isinstance(choice, str) else "+".join(choice)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def plain(cfg: DictConfig, resolve: bool = True) -> dict[str, Any]:
+    """Plain data with enums by name; `???` stays as it is where `resolve` is off."""
+    data = OmegaConf.to_container(cfg, resolve=resolve, enum_to_str=True)
+    return typing.cast(dict[str, Any], data)
+
+
+def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of every leaf; lists and empty dicts are leaves."""
+    if isinstance(tree, Mapping) and tree:
+        for key, value in tree.items():
+            yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, tree
+
+
+def override_values(
+    overrides: Sequence[str], choices: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything the command line sets; choices of groups are checked here."""
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        key = override.key_or_group
+        if key in choices or override.package is not None:
+            chosen = choices.get(key)
+            wanted = override.value()
+            if not override.is_delete() and flat_choice(chosen or "") != flat_choice(wanted or ""):
+                raise InputError(
+                    f"{override.input_line} has no effect: the config uses {key}={chosen}"
+                )
+        elif not override.is_delete():
+            yield from leaves(override.value(), key)
+
+
+def check_stands(config: Mapping[str, Any], wanted: Sequence[tuple[str, Any]], what: str) -> None:
+    """Every wanted (key, value) must be in the composed config."""
+    for key, value in wanted:
+        found, actual = look_up(config, key)
+        if not found:
+            raise InputError(f"{key} is set by {what}")
+        if not same(actual, value):
+            raise InputError(
+                f"{key}={value!r} is set by {what.split(',')[0]}, but the config holds {actual!r}"
+            )
+
+
+def look_up(config: Any, key: str) -> tuple[bool, Any]:
+    """(whether the dotted key is there, its value)."""
+    for part in key.split("."):
+        if isinstance(config, Mapping) and part in config:
+            config = config[part]
+        elif isinstance(config, list) and part.isdigit() and int(part) < len(config):
+            config = config[int(part)]
+        else:
+            return False, None
+    return True, config
+
+
+def same(actual: Any, wanted: Any) -> bool:
+    """Equality after the conversions a typed config makes: enums by name, whole floats, quotes."""
+    if isinstance(wanted, Enum):
+        wanted = wanted.name
+    if isinstance(actual, list) and isinstance(wanted, list):
+        return len(actual) == len(wanted) and all(map(same, actual, wanted))
+    if isinstance(actual, bool) or isinstance(wanted, bool):
+        return actual is wanted
+    return bool(actual == wanted or (isinstance(actual, str) and actual == str(wanted)))
+
+
+def group_files(folders: Sequence[Path], choices: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+    """(group, file) of every chosen YAML file that lies on disk."""
+    for group, choice in choices.items():
+        names = choice if isinstance(choice, list | tuple) else [choice]
+        for name in names:
+            for folder in folders:
+                path = folder / group.split("@")[0] / f"{name}.yaml"
+                if not group.startswith("hydra/") and path.is_file():
+                    yield group, path
+                    break
+
+
+def package_of(path: Path, group: str) -> str:
+    """Where a group file's content lands: its `# @package` header, else the group's own name."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        words = line.split()
+        if words[:2] == ["#", "@package"] and len(words) > 2:
+            return "" if words[2] == "_global_" else words[2].replace("_group_", group)
+        if line.strip() and not line.startswith("#"):
+            break
+    return group.split("@")[-1].replace("/", ".")
+
+
+def raw_content(path: Path) -> dict[str, Any]:
+    """A YAML file as written, without its defaults list."""
+    loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    content = loaded if isinstance(loaded, dict) else {}
+    return {str(k): v for k, v in content.items() if k != "defaults"}
+
+
+def raw_leaves(
+    folders: Sequence[Path], choices: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, str]]:
+    """(dotted key, value as YAML has it, where) of every chosen file."""
+    for group, path in group_files(folders, choices):
+        package = package_of(path, group)
+        for key, value in leaves(raw_content(path), package):
+            yield key, value, str(path)
+
+
+def check_raw_types(found: Any, job: str) -> None:
+    """YAML's own types must be the schema's: `off` and `no` are bools there, 1 is no enum's name."""
+    for key, value, where in found:
+        kind = schema_type(key, job)
+        problem = None if kind is None else type_problem(value, kind)
+        if problem:
+            raise InputError(f"{key} in {where}: {problem}")
+
+
+def schema_type(key: str, job: str) -> Any:
+    """The annotated type at a dotted key of Config, or None where there is none to check."""
+    kind: Any = Config
+    for part in key.split("."):
+        kind = without_none(kind)
+        if kind is Any and part:
+            return None
+        if not dataclasses.is_dataclass(kind):
+            return None
+        hints = typing.get_type_hints(kind)
+        if part == "job" and kind is Config:
+            kind = JOB_SCHEMAS[job]
+        elif part in hints:
+            kind = hints[part]
+        else:
+            return None
+    return kind
+
+
+def without_none(kind: Any) -> Any:
+    """X for `X | None`."""
+    args = [a for a in typing.get_args(kind) if a is not type(None)]
+    return args[0] if type(None) in typing.get_args(kind) and len(args) == 1 else kind
+
+
+def type_problem(value: Any, kind: Any) -> str | None:
+    """What is wrong with a raw value for a type, or None."""
+    if isinstance(value, str) and ("${" in value or value == "???"):
+        return None
+    if value is None:
+        return None if type(None) in typing.get_args(kind) else "null is not allowed"
+    kind = without_none(kind)
+    if typing.get_origin(kind) is list:
+        (item,) = typing.get_args(kind)
+        if not isinstance(value, list | tuple):
+            return (
+                f"a list is needed, such as [{'-1,2,30' if item is int else 'a,b'}], not {value!r}"
+            )
+        return next((p for p in (type_problem(v, item) for v in value) if p), None)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        if isinstance(value, kind) or value in kind.__members__:
+            return None
+        return f"{value!r} is none of {', '.join(kind.__members__)}"
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return None
+    if isinstance(kind, type) and kind in (str, bool, int, float):
+        right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        return (
+            None if right else f"{value!r} is no {kind.__name__}; quote it if it is meant as text"
+        )
+    return None
+
+
+def check_experiment(
+    folders: Sequence[Path],
+    choices: Mapping[str, Any],
+    config: Mapping[str, Any],
+    overridden: Sequence[str],
+    overrides: Sequence[str],
+) -> None:
+    """Every value and every choice of an experiment file must have taken effect."""
+    chosen_here = {o.split("=")[0].lstrip("+") for o in overrides}
+    for group, path in group_files(folders, choices):
+        if group.split("@")[0] != "experiment":
+            continue
+        if package_of(path, group):
+            raise InputError(
+                f"{path} does not open with '# @package _global_', so its values land under "
+                f"'{package_of(path, group)}' and change nothing; add that line"
+            )
+        values = [
+            (key, value)
+            for key, value in leaves(raw_content(path))
+            if not any(touches(key, o) for o in overridden)
+        ]
+        named = experiment_choices(path)
+        if not named and not any(key not in ("claim", "predict") for key, _ in values):
+            raise InputError(f"{path} sets nothing, so it would test the defaults; state a wiring")
+        check_stands(config, values, f"{path}, but the job does not read it")
+        for name, option in named.items():
+            if name not in chosen_here and flat_choice(choices.get(name) or "") != option:
+                raise InputError(
+                    f"{path} chooses {name}={option}, but the config uses {choices.get(name)}"
+                )
+
+
+def experiment_choices(path: Path) -> dict[str, str]:
+    """The group choices in an experiment file's defaults list."""
+    loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    entries = loaded.get("defaults", []) if isinstance(loaded, dict) else []
+    found: dict[str, str] = {}
+    for entry in entries:
+        if isinstance(entry, dict):
+            for key, option in entry.items():
+                name = str(key).removeprefix("override ").removeprefix("optional ").strip()
+                found[name.lstrip("/").split("@")[0]] = flat_choice(option)
+    return found
+
+
+def touches(key: str, other: str) -> bool:
+    """Whether one dotted key is the other or lies within it."""
+    return key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.")

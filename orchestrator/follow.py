@@ -1,0 +1,115 @@
+"""Following a run on a host to its end, and collecting what it left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.channel import Channel, RefusedError
+from orchestrator.paths import RunPaths
+
+OVER = ("finished", "killed", "timed_out", "cancelled", "vanished")
+WAIT_S = 1.0  # how long the host holds a request open when nothing happens
+FOLLOWED = ("log", "events.jsonl")
+BLOCK = 4 << 20
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a run ended: the host's state record and the case's result, if there is one."""
+
+    state: dict[str, Any]
+    result: dict[str, Any] | None
+
+    @property
+    def ok(self) -> bool:
+        return self.result is not None and self.result.get("status") == "ok"
+
+
+def follow(channel: Channel, run_id: str, folder: Path, on_event: OnEvent) -> dict[str, Any]:
+    """Copy the run's log and events into `folder` as they grow; returns the final state.
+
+    Ctrl-C cancels the run and waits for its end, so that the record says what happened.
+    """
+    offsets = dict.fromkeys(FOLLOWED, 0)
+    seen, rest = "", b""
+    while True:
+        try:
+            state, parts = poll(channel, run_id, offsets, seen)
+        except KeyboardInterrupt:
+            on_event({"type": "note", "text": "cancelling the run (Ctrl-C)"})
+            channel.request("signal", run_id=run_id, signal="TERM")
+            continue
+        seen = state["state"]
+        for name, part in parts.items():
+            if part:
+                with (folder / name).open("ab") as file:
+                    file.write(part)
+                offsets[name] += len(part)
+        *lines, rest = (rest + parts["events.jsonl"]).split(b"\n")
+        for line in lines:
+            on_event(json.loads(line))
+        if seen in OVER and not any(parts.values()):
+            return state
+
+
+def poll(
+    channel: Channel, run_id: str, offsets: Mapping[str, int], seen: str
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The run's state and what its files have gained, by file name."""
+    reply = channel.request(
+        "follow",
+        run_id=run_id,
+        offsets=dict(offsets),
+        seen=seen or None,
+        wait_s=WAIT_S,
+        limit=BLOCK,
+    )
+    parts, start = {}, 0
+    for name, size in reply.header["chunks"].items():
+        parts[name] = reply.payload[start : start + size]
+        start += size
+    return reply.header["state"], parts
+
+
+def collect(channel: Channel, run_id: str, case_id: str, paths: RunPaths) -> dict[str, Any] | None:
+    """Copy the run's exit record, environment and result; returns the result, if there is one."""
+    wanted = {
+        "exit.json": paths.exit,
+        "environment.json": paths.environment,
+        f"results/{case_id}.json": paths.result,
+    }
+    for name, path in wanted.items():
+        content = read_file(channel, run_id, name)
+        if content is not None:
+            write_atomic(path, content)
+    return json.loads(paths.result.read_bytes()) if paths.result.is_file() else None
+
+
+def read_file(channel: Channel, run_id: str, name: str) -> bytes | None:
+    """A file of the run's folder on the host, whole; None where there is none."""
+    content = b""
+    while True:
+        try:
+            reply = channel.request(
+                "read", run_id=run_id, path=name, offset=len(content), limit=BLOCK
+            )
+        except RefusedError as error:
+            if error.kind == "missing":
+                return None
+            raise
+        content += reply.payload
+        if len(content) >= reply.header["size"]:
+            return content
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """A file under its final name only when complete."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_bytes(content)
+    temporary.replace(path)

@@ -1,0 +1,183 @@
+"""The config's types: what an experiment may set, with what type.
+
+Hydra merges the YAML files of conf/ into these dataclasses, so an unknown key or a wrong type is an
+error before anything starts. Enums stand for every switch; `orchestrator.config` checks the raw YAML
+as well, since the library would convert `off` to a bool and 1 to an enum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+from eagle3.layers import LayerConvention
+from eagle3.wiring import D2T, DecoderLayer, Embedding
+
+# Hydra reads these annotations at run time: List and Optional are what OmegaConf 2.3 understands.
+
+
+class Where(Enum):
+    """Where an input lies: on the host already, or here, to be sent along."""
+
+    host = "host"
+    local = "local"
+
+
+class TargetLayout(Enum):
+    """What a target folder holds."""
+
+    hf = "hf"  # a Hugging Face checkpoint
+    lab = "lab"  # the lab's trained layers, laid out as a checkpoint on first use
+
+
+class Truth(Enum):
+    """What a drafted token is compared with; as eagle3.metrics.Truth, which needs torch."""
+
+    target_argmax = "target_argmax"
+    next_token = "next_token"
+
+
+class Device(Enum):
+    """What a job computes on."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+    auto = "auto"
+
+
+class Dtype(Enum):
+    """The number type a target is run in; auto is its checkpoint's own."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+@dataclass
+class WiringConfig:
+    """How the drafter is tied to its target."""
+
+    layers: list[int] = MISSING
+    convention: LayerConvention = MISSING
+    d2t: D2T = D2T.offset
+    decoder_layer: DecoderLayer = DecoderLayer.included
+    embedding: Embedding = Embedding.target
+
+
+@dataclass
+class TargetConfig:
+    """The large model."""
+
+    name: str = MISSING
+    where: Where = Where.host
+    path: str = MISSING
+    layout: TargetLayout = TargetLayout.hf
+
+
+@dataclass
+class DrafterConfig:
+    """The EAGLE-3 head."""
+
+    name: str = MISSING
+    where: Where = Where.host
+    path: str = MISSING
+
+
+@dataclass
+class CaptureConfig:
+    """How data is made from a target where it does not exist yet."""
+
+    prompts: str = MISSING  # a local JSONL file: {"input_ids": […]} or {"text": "…"} a line
+    states: list[int] = MISSING  # canonical
+    new_tokens: int = MISSING  # greedy tokens behind each prompt; 0 captures the text as given
+    repetition_window: int | None = None  # cut where this many tokens in a row come a second time
+    min_new_tokens: int = 1  # a shorter continuation is left out
+    batch: int = 32
+    max_samples: int | None = None
+    dtype: Dtype = Dtype.auto
+
+
+@dataclass
+class DataConfig:
+    """Captured samples: a folder on the host, or how to make one."""
+
+    name: str = MISSING
+    where: Where = Where.host
+    path: str | None = MISSING  # None where the data is made
+    states: list[int] | None = None  # canonical states in the files' order, where no file says so
+    capture: CaptureConfig | None = None
+
+
+@dataclass
+class HostConfig:
+    """Where jobs run."""
+
+    name: str = MISSING
+    work: str = MISSING  # folder for snapshots, inputs and runs
+    python: str = MISSING  # interpreter with torch and safetensors
+
+
+@dataclass
+class TrackingConfig:
+    """Where runs are filed."""
+
+    uri: str | None = MISSING  # None: sqlite under `results`
+    experiment: str = "drafters"
+
+
+@dataclass
+class DrafterTestJob:
+    """Score a drafter on captured states."""
+
+    name: str = "drafter_test"
+    steps: int = 4
+    truth: Truth = Truth.target_argmax
+    max_samples: int | None = None
+    seed: int = 0  # of the bootstrap
+    device: Device = Device.cpu
+    threads: int = 2
+    timeout_s: float | None = None
+
+
+@dataclass
+class CaptureStatesJob:
+    """Capture a target's states into a data folder."""
+
+    name: str = "capture_states"
+    out: str = MISSING  # a folder on the host that does not exist yet
+    device: Device = Device.cpu
+    threads: int = 2
+    timeout_s: float | None = None
+
+
+@dataclass
+class Config:
+    """One resolved hypothesis: what runs, what is logged and what is hashed."""
+
+    claim: str | None = None
+    predict: str | None = None
+    strict: bool = False  # a refuted prediction is exit code 3
+    wiring: WiringConfig = field(default_factory=WiringConfig)
+    target: TargetConfig = field(default_factory=TargetConfig)
+    drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    host: HostConfig = field(default_factory=HostConfig)
+    job: Any = MISSING
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    results: str = MISSING
+
+
+JOB_SCHEMAS = {"drafter_test": DrafterTestJob, "capture_states": CaptureStatesJob}
+
+
+def register() -> None:
+    """Make the types known to Hydra; called once before composing."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    for name, schema in JOB_SCHEMAS.items():
+        store.store(group="job/schema", name=name, node=schema)

@@ -1,0 +1,167 @@
+"""What a person sees: what is tested and where, progress, a short table, where it is filed.
+
+Answers go to stdout, errors to stderr. Without a terminal there are plain lines and no progress bar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from orchestrator.follow import OnEvent
+
+STAGES = {"score": "scoring samples", "capture": "capturing the target's states"}
+COLOURS = {
+    "supported": "green",
+    "refuted": "red",
+    "inconclusive": "yellow",
+    "measured": "cyan",
+    "not_answered": "red",
+}
+LABELS = {
+    "accuracy": "accuracy (step 0)",
+    "accept_length": "accept length",
+    "accept_length_uniform": "accept length, every position",
+    "coverage": "coverage of the draft vocabulary",
+}
+
+
+class Show:
+    """The terminal, or plain lines where there is none."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True)
+
+    def line(self, text: str, style: str | None = None) -> None:
+        """One line of plain text."""
+        self.console.print(escape(text), style=style)
+
+    def heading(self, config: Mapping[str, Any], experiment: str | None, run_id: str) -> None:
+        """What is being tested, on which host."""
+        self.console.rule(f"[bold]{escape(experiment or config['job']['name'])}", align="left")
+        if config.get("claim"):
+            self.line(f"claim    {config['claim']}")
+        if config.get("predict"):
+            self.line(f"predict  {config['predict']}")
+        if "wiring" in config:
+            self.line(f"wiring   {wiring_in_words(config['wiring'])}")
+        parts = [
+            f"{role} {config[role]['name']}"
+            for role in ("target", "drafter", "data")
+            if role in config
+        ]
+        self.line(f"on       host {config['host']['name']}: {', '.join(parts)}")
+        self.line(f"run      {run_id}", style="dim")
+
+    @contextmanager
+    def progress(self) -> Iterator[OnEvent]:
+        """Within the block, events draw progress bars (or one line a finished stage) and notes."""
+        if not self.console.is_terminal:
+            yield self.plain_event
+            return
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self.console, transient=True) as bars:
+            tasks: dict[str, Any] = {}
+
+            def on_event(event: dict[str, Any]) -> None:
+                if event["type"] == "progress":
+                    what = event["what"]
+                    if what not in tasks:
+                        tasks[what] = bars.add_task(STAGES.get(what, what), total=event["total"])
+                    bars.update(tasks[what], completed=event["done"], total=event["total"])
+                elif event["type"] == "note":
+                    self.line(f"note     {event['text']}", style="dim")
+
+            yield on_event
+
+    def plain_event(self, event: dict[str, Any]) -> None:
+        """An event without a terminal: notes, and the end of a stage."""
+        if event["type"] == "note":
+            self.line(f"note     {event['text']}")
+        elif event["type"] == "progress" and event["done"] == event["total"]:
+            self.line(
+                f"{STAGES.get(event['what'], event['what'])}: {event['done']} of {event['total']}"
+            )
+
+    def answer(self, result: Mapping[str, Any], verdict: Mapping[str, Any]) -> None:
+        """The table of figures and the verdict."""
+        metrics = result.get("metrics") or {}
+        if metrics:
+            truth = next(iter(metrics.values()))["truth"]
+            table = Table(
+                "", "value", "95 % interval", f"counts (truth: {truth})", box=None, pad_edge=False
+            )
+            for name, m in metrics.items():
+                interval = f"{m['low']:.3f} to {m['high']:.3f}"
+                table.add_row(
+                    LABELS.get(name, name),
+                    f"{m['value']:.3f}",
+                    interval,
+                    f"{m['numerator']}/{m['denominator']}",
+                )
+            self.console.print(table)
+        word = verdict["verdict"]
+        self.console.print(
+            f"[bold {COLOURS[word]}]{word.replace('_', ' ')}[/]  {escape(verdict['reason'])}"
+        )
+
+    def not_answered(self, reason: str, folder: Path) -> None:
+        """A run that gave no answer: why, and where its log is."""
+        self.console.print(f"[bold red]not answered[/]  {escape(reason)}")
+        self.line(f"log      {folder / 'log'}", style="dim")
+
+    def filed(self, where: str) -> None:
+        """Where the run is filed and how to look at it."""
+        self.line(f"filed    {where}", style="dim")
+
+    def sweep(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """One line a run of a sweep."""
+        answered = sum(row["verdict"] != "not_answered" for row in rows)
+        self.console.rule(
+            f"[bold]{answered} answered, {len(rows) - answered} not answered", align="left"
+        )
+        table = Table("wiring", "accuracy", "accept length", "verdict", box=None, pad_edge=False)
+        for row in rows:
+            cells = (escape(row["wiring"]), row["accuracy"], row["accept_length"])
+            table.add_row(
+                *cells, f"[{COLOURS[row['verdict']]}]{row['verdict'].replace('_', ' ')}[/]"
+            )
+        self.console.print(table)
+
+
+def wiring_in_words(wiring: Mapping[str, Any]) -> str:
+    """'layers [-1, 2, 30] (output) = states 0, 3, 31; d2t offset; decoder layer included'."""
+    from eagle3.wiring import Wiring
+
+    states = ", ".join(str(k) for k in Wiring.parse(wiring).states())
+    return (
+        f"layers {wiring['layers']} ({wiring['convention']}) = states {states}; d2t {wiring['d2t']}; "
+        f"decoder layer {wiring['decoder_layer']}; embedding {wiring['embedding']}"
+    )
+
+
+def error_line(message: str) -> None:
+    """One sentence on stderr."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"[bold red]error:[/] {escape(message)}"
+    )

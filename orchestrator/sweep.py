@@ -1,0 +1,83 @@
+"""A multirun: one parent, a run a point, and no point takes the others down."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import Resolved
+from orchestrator.errors import OrchestratorError, TrackingError
+from orchestrator.loop import Session, run, tracking_of, write_json
+from orchestrator.paths import RunPaths, runs_folder, sweeps_folder
+from orchestrator.show import error_line, wiring_in_words
+
+
+def run_sweep(session: Session, points: Sequence[Resolved]) -> None:
+    """Run every point in turn; each is shown and filed as it ends, then all of them together."""
+    results = Path(points[0].config["results"])
+    sweep_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    folder = sweeps_folder(results) / sweep_id
+    record: dict[str, Any] = {
+        "sweep_id": sweep_id,
+        "experiment": common(point.experiment for point in points),
+        "overrides": sorted({o for point in points for o in point.overrides}),
+        "runs": [],
+        "created": time.time(),
+        "ended": None,
+    }
+    folder.mkdir(parents=True)
+    for number, point in enumerate(points, start=1):
+        session.show.line(f"run {number} of {len(points)}", style="bold")
+        try:
+            run(session, point, sweep=sweep_id)
+        except OrchestratorError as error:
+            session.failed = True
+            error_line(str(error))
+        record["runs"] = [path.name for path in session.folders]
+        write_json(folder / "sweep.json", record)
+    record["ended"] = time.time()
+    write_json(folder / "sweep.json", record)
+    session.show.sweep([row(RunPaths(path)) for path in session.folders])
+    file_sweep(session, points[0], folder, runs_folder(results))
+
+
+def common(names: Any) -> str | None:
+    """The one experiment of all points, or their names joined."""
+    found = sorted({name for name in names if name})
+    return "+".join(found) or None
+
+
+def row(paths: RunPaths) -> dict[str, Any]:
+    """A run as one line of the sweep's table."""
+    request = json.loads(paths.request.read_bytes()) if paths.request.is_file() else {}
+    result = json.loads(paths.result.read_bytes()) if paths.result.is_file() else {}
+    wiring = (request.get("cases") or [{}])[0].get("wiring")
+    name = json.loads(paths.run.read_bytes())["experiment"] or ""
+
+    def figure(metric: str) -> str:
+        found = (result.get("metrics") or {}).get(metric)
+        return f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]" if found else "-"
+
+    return {
+        "wiring": f"{name}  {wiring_in_words(wiring)}".strip() if wiring else name,
+        "accuracy": figure("accuracy"),
+        "accept_length": figure("accept_length"),
+        "verdict": json.loads(paths.verdict.read_bytes())["verdict"],
+    }
+
+
+def file_sweep(session: Session, point: Resolved, folder: Path, runs: Path) -> None:
+    """File the parent run with its children below it."""
+    from orchestrator.record import fill_sweep
+
+    try:
+        filed = fill_sweep(session.store(tracking_of(point.config)).result(), folder, runs)
+    except TrackingError as error:
+        session.failed = True
+        session.show.line(f"sweep not filed  {error}", style="red")
+        return
+    session.show.filed(f"MLflow parent run {filed.mlflow_run_id}")

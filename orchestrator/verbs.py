@@ -1,0 +1,38 @@
+"""The verbs: what is asked of the orchestrator beside running a hypothesis."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from orchestrator.errors import InputError
+
+Verb = Callable[[list[str]], int]
+
+
+def run_ui(arguments: list[str]) -> int:
+    """ui: open MLflow's pages on what was filed."""
+    from orchestrator import ui
+
+    return ui.run(arguments)
+
+
+def run_record(arguments: list[str]) -> int:
+    """record RUN …|all: file runs again from their folders."""
+    from orchestrator import refile
+
+    return refile.run(arguments)
+
+
+VERBS: dict[str, Verb] = {"record": run_record, "ui": run_ui}
+
+
+def run_verb(name: str, arguments: list[str]) -> int:
+    """Run a verb; raises InputError with the nearest one where there is no such verb."""
+    if name not in VERBS:
+        near = difflib.get_close_matches(name, VERBS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"the verbs are {', '.join(VERBS)}"
+        raise InputError(
+            f"there is no verb '{name}'; {hint} (a hypothesis is run with +experiment=NAME)"
+        )
+    return VERBS[name](arguments)

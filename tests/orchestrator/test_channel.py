@@ -1,0 +1,160 @@
+"""Requests reach the host's program and come back, or the reason does."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.channel import PROGRAM, Channel, RefusedError, Request, open_local
+from orchestrator.errors import HostError, HostUnreachable
+
+
+@pytest.fixture
+def channel(tmp_path: Path) -> Iterator[Channel]:
+    with open_local(tmp_path / "root", sys.executable, name="gpu1") as opened:
+        yield opened
+
+
+def put(data: bytes) -> Request:
+    return Request(op="put", fields={"hash": hashlib.sha256(data).hexdigest()}, payload=data)
+
+
+@contextlib.contextmanager
+def through_shell(script: str) -> Iterator[Channel]:
+    shell = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert shell.stdin is not None
+    assert shell.stdout is not None
+    yield Channel(shell.stdout, shell.stdin, name="gpu1")
+    with contextlib.suppress(BrokenPipeError):
+        shell.stdin.close()
+    shell.stdout.close()
+    shell.wait()
+
+
+def test_replies_come_in_the_order_of_their_requests(channel: Channel) -> None:
+    data = [os.urandom(size) for size in (0, 1, 70_000, 3_000_000)]
+    replies = channel.pipeline([put(part) for part in data])
+    assert [reply.header["stored"] for reply in replies] == [True] * 4
+    hashes = [[put(part).fields["hash"], "0" * 64] for part in data]
+    asked = channel.pipeline([Request(op="missing", fields={"hashes": h}) for h in hashes])
+    assert [reply.header["missing"] for reply in asked] == [["0" * 64]] * 4
+
+
+def test_full_pipes_both_ways_do_not_block(channel: Channel, tmp_path: Path) -> None:
+    (tmp_path / "root/runs/run-1").mkdir(parents=True)
+    big = os.urandom(4 << 20)
+    (tmp_path / "root/runs/run-1/log").write_bytes(big)
+    read = Request(op="read", fields={"run_id": "run-1", "path": "log", "limit": len(big)})
+    sent = [os.urandom(1 << 20) for _ in range(8)]
+    replies = channel.pipeline([request for part in sent for request in (read, put(part))])
+    assert [reply.payload == big for reply in replies] == [True, False] * 8
+    assert all(reply.ok for reply in replies)
+
+
+def test_a_refusal_is_the_hosts_sentence_and_the_channel_goes_on(channel: Channel) -> None:
+    with pytest.raises(RefusedError, match=r"^gpu1: there is no run x below") as caught:
+        channel.request("read", run_id="x", path="log")
+    assert isinstance(caught.value, HostError)
+    assert caught.value.kind == "missing"
+    replies = channel.pipeline([Request(op="no"), Request(op="list"), put(b"x")], check=False)
+    assert [reply.ok for reply in replies] == [False, True, True]
+    with pytest.raises(RefusedError, match="knows no op 'no'"):
+        channel.pipeline([Request(op="list"), Request(op="no"), put(b"y")])
+    assert channel.request("list").header["runs"] == []
+
+
+def test_a_file_is_streamed_as_it_is(channel: Channel, tmp_path: Path) -> None:
+    data = os.urandom(2_500_000)
+    (tmp_path / "file").write_bytes(data)
+    name = hashlib.sha256(data).hexdigest()
+    assert channel.request("put", hash=name, payload=tmp_path / "file").header["stored"] is True
+
+
+def test_what_a_shell_prints_first_is_skipped(tmp_path: Path) -> None:
+    noise = "echo Welcome; printf '{}\\n[1]\\n{\"ok\": true}\\n'; "
+    script = f"{noise} exec '{sys.executable}' -I -u '{PROGRAM}' --root '{tmp_path}'"
+    with through_shell(script) as channel:
+        assert channel.hello()["root"] == str(tmp_path)
+        assert channel.request("list").ok
+
+
+def test_a_shell_that_prints_for_ever_is_told_apart() -> None:
+    with through_shell("yes 'no such command' | head -c 200000; cat >/dev/null") as channel:
+        with pytest.raises(HostError, match="its shell prints b'no such command"):
+            channel.hello()
+
+
+def test_something_that_is_no_reply_is_quoted() -> None:
+    with through_shell("echo 'bash: python3.10: command not found'") as channel:
+        with pytest.raises(HostUnreachable, match="its shell said 'bash: python3.10: command not"):
+            channel.hello()
+    with through_shell("echo 'bash: python3.10: command not found'") as channel:
+        with pytest.raises(HostError, match="command not found"):
+            channel.request("list")
+        with pytest.raises(HostUnreachable, match="open a new one"):
+            channel.request("list")
+
+
+def test_a_program_that_dies_is_unreachable_and_not_a_refusal(channel: Channel) -> None:
+    pid = channel.hello()["pid"]
+    killer = threading.Timer(0.2, os.kill, (pid, signal.SIGKILL))
+    killer.start()
+
+    def send_for_ever() -> None:
+        while True:
+            channel.pipeline([put(os.urandom(1 << 20)), Request(op="list")])
+
+    with pytest.raises(HostUnreachable, match="gpu1: the connection ended"):
+        send_for_ever()
+    killer.join()
+    with pytest.raises(HostUnreachable, match="open a new one"):
+        channel.hello()
+
+
+def test_half_a_reply_is_unreachable() -> None:
+    with through_shell('read line; printf \'{"ok": true, "payload": 10}\\nabc\'') as channel:
+        with pytest.raises(HostUnreachable, match="before 'list' was answered"):
+            channel.request("list")
+
+
+def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(HostError, match="/no/python cannot be run: No such file"),
+        open_local(tmp_path, "/no/python"),
+    ):
+        pass
+
+
+def test_a_root_that_cannot_be_made_is_told_by_the_program(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        open_local(tmp_path / "file" / "root", sys.executable) as channel,
+        pytest.raises(HostUnreachable, match="cannot be made: Not a directory"),
+    ):
+        channel.hello()
+
+
+def test_threads_share_a_channel(channel: Channel) -> None:
+    wrong: list[int] = []
+
+    def ask(number: int) -> None:
+        for _ in range(20):
+            name = f"{number:064x}"
+            if channel.request("missing", hashes=[name]).header["missing"] != [name]:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
