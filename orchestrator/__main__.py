@@ -41,15 +41,14 @@ def run_hydra(argv: list[str]) -> int:
     """Compose, validate and run; one config, or all the points of a multirun."""
     import hydra
     from hydra.errors import HydraException
-    from omegaconf import DictConfig, OmegaConf
+    from omegaconf import DictConfig
     from omegaconf.errors import OmegaConfBaseException
 
-    from orchestrator.paths import CLONE, CONF
+    from orchestrator.explain import explain
+    from orchestrator.paths import CONF
     from orchestrator.schema import register
 
     register()
-    OmegaConf.register_new_resolver("clone", lambda path: str(CLONE / path), replace=True)
-    OmegaConf.register_new_resolver("python", lambda _="": sys.executable, replace=True)
     done: list[Session] = []
     refused: list[OrchestratorError] = []
 
@@ -59,7 +58,7 @@ def run_hydra(argv: list[str]) -> int:
         except OrchestratorError as error:  # Hydra would print a line of its own about it
             refused.append(error)
         except OmegaConfBaseException as error:
-            refused.append(InputError(in_one_sentence(error)))
+            refused.append(InputError(explain(error)))
 
     def answer(composed: DictConfig | list[DictConfig]) -> None:
         from hydra.core.hydra_config import HydraConfig
@@ -82,14 +81,19 @@ def run_hydra(argv: list[str]) -> int:
                 run(session, points[0])
 
     # Hydra prints its own errors and exits with 1; told to raise them, they become one sentence here.
+    saved_argv, saved_setting = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    saved, sys.argv = sys.argv, ["orchestrator", *argv]
+    sys.argv = ["orchestrator", *argv]
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
     except (HydraException, OmegaConfBaseException) as error:
-        raise InputError(in_one_sentence(error)) from error
+        raise InputError(explain(error)) from error
     finally:
-        sys.argv = saved
+        sys.argv = saved_argv
+        if saved_setting is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = saved_setting
     if refused:
         raise refused[0]
     if not done:  # --help, --cfg and their like
@@ -97,20 +101,6 @@ def run_hydra(argv: list[str]) -> int:
     from orchestrator.loop import exit_code
 
     return exit_code(done[0].folders, failed=done[0].failed)
-
-
-def in_one_sentence(error: BaseException) -> str:
-    """Hydra's error on one line, with what to do where it comes from a forgotten package header."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    noise = ("Config search path", "provider=", "object_type", "reference_type", "See https:")
-    text = " ".join(line for line in lines if not line.startswith(noise))
-    misplaced = re.search(r"In '(experiment/[^']+)': .*Key 'experiment' not in 'Config'", text)
-    if misplaced:
-        return (
-            f"{misplaced.group(1)}.yaml does not open with '# @package _global_', so its values land "
-            "under 'experiment' and would change nothing; add that line"
-        )
-    return text
 
 
 def complain(message: str) -> None:

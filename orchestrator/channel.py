@@ -9,8 +9,10 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from orchestrator.errors import HostError, HostUnreachable
@@ -72,11 +74,39 @@ class Reply:
         return bool(self.header.get("ok"))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Frame:
+    """A request as it goes out, and the reply that is owed for it."""
+
+    op: str
+    header: bytes
+    payload: bytes | Path
+    size: int
+    nonce: str | None
+    reply: Future[Reply]
+
+    @classmethod
+    def of(cls, request: Request) -> _Frame:
+        body = request.payload
+        size = len(body) if isinstance(body, bytes) else _size(body)
+        header = json.dumps({"op": request.op, **request.fields, "payload": size}).encode()
+        return cls(
+            op=request.op,
+            header=header + b"\n",
+            payload=body,
+            size=size,
+            nonce=request.fields.get("nonce") if request.op == "hello" else None,
+            reply=Future(),
+        )
+
+
 class Channel:
-    """Requests to one host program. Calls from several threads wait for one another.
+    """Requests to one host program, from any thread.
 
     `name` stands in messages. `diagnose` is asked for more words when the stream has ended.
-    After HostUnreachable, or an exception in the middle of an exchange, the channel is of no use.
+    The streams are read and written on two threads of their own: pipes that are full both ways
+    cannot block each other, and Ctrl-C in a caller leaves no half frame behind. It may then send
+    another request at once, which ends a `follow` that waits on the host.
     """
 
     def __init__(
@@ -91,36 +121,19 @@ class Channel:
         self._reader = reader
         self._writer = writer
         self._diagnose = diagnose
-        self._lock = threading.Lock()
-        self._usable = True
+        self._ended = False
+        self._outbox: SimpleQueue[list[_Frame] | None] = SimpleQueue()
+        self._owed: SimpleQueue[_Frame | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._write_all, name=f"to {name}", daemon=True),
+            threading.Thread(target=self._read_all, name=f"from {name}", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def hello(self) -> dict[str, Any]:
         """Who answers there. What the host's shell printed before is skipped."""
-        nonce = secrets.token_hex(8)
-        request = Request(op="hello", fields={"nonce": nonce})
-        with self._exchange("hello"):
-            self._send_one(request)
-            noise = b""
-            while True:
-                try:
-                    line = self._line()
-                except EOFError as error:
-                    if not noise:
-                        raise
-                    last = noise.decode("utf-8", errors="replace").strip().splitlines()[-1:]
-                    raise EOFError(f"its shell said {' '.join(last)!r:.200}") from error
-                with contextlib.suppress(ValueError):
-                    header = json.loads(line)
-                    if isinstance(header, dict) and header.get("nonce") == nonce:
-                        return header
-                    if isinstance(header, dict) and header.get("ok") is False:
-                        raise self._refusal(Reply(header, b""))
-                noise += line
-                if len(noise) > MAX_NOISE:
-                    raise HostError(
-                        f"{self.name}: the host's program does not answer; its shell prints "
-                        f"{noise[:80]!r}…"
-                    )
+        return self.request("hello", nonce=secrets.token_hex(8)).header
 
     def request(self, op: str, *, payload: bytes | Path = b"", **fields: Any) -> Reply:
         """One request and its reply. Raises RefusedError with the host's sentence."""
@@ -129,75 +142,77 @@ class Channel:
     def pipeline(self, requests: Sequence[Request], *, check: bool = True) -> list[Reply]:
         """Sends all requests without waiting, then returns their replies in order.
 
-        All replies are read, then the first refusal is raised, unless `check` is off.
+        All replies are read, then the first refusal is raised, unless `check` is off. Raises
+        HostUnreachable where the stream has ended, HostError where what comes is no reply.
         """
-        if not requests:
-            return []
-        with self._exchange(requests[0].op):
-            if len(requests) == 1 and requests[0].payload == b"":
-                self._send_one(requests[0])
-                replies = [self._reply(requests[0].op)]
-            else:
-                replies = self._send_and_read(requests)
+        if self._ended:
+            raise HostUnreachable(f"{self.name}: the connection has ended; open a new one")
+        frames = [_Frame.of(request) for request in requests]
+        self._outbox.put(frames)
+        replies = [frame.reply.result() for frame in frames]
         for reply in replies:
             if check and not reply.ok:
-                raise self._refusal(reply)
+                sentence = reply.header.get("error", "the host's program gave no reason")
+                raise RefusedError(f"{self.name}: {sentence}", reply.header)
         return replies
 
-    def _send_and_read(self, requests: Sequence[Request]) -> list[Reply]:
-        # The host may stop reading until its replies are read: write on a thread, read here.
-        failures: list[BaseException] = []
+    def stop_sending(self) -> bool:
+        """Takes no more requests; whether those taken have been written."""
+        self._ended = True
+        self._outbox.put(None)
+        self._threads[0].join(CLOSE_S)
+        return not self._threads[0].is_alive()
 
-        def send() -> None:
+    def wait_closed(self) -> bool:
+        """Waits for the replies still owed; whether nothing is read any more."""
+        self._threads[1].join(CLOSE_S)
+        return not self._threads[1].is_alive()
+
+    def _write_all(self) -> None:
+        writable = True
+        while (frames := self._outbox.get()) is not None:
+            for frame in frames:
+                self._owed.put(frame)
             try:
-                self._send(requests)
-            except (OSError, EOFError, ValueError, TypeError) as error:
-                failures.append(error)
+                if writable:
+                    self._send(frames)
+            except Exception:  # noqa: BLE001 -- the reader tells the callers: it may know why
+                writable = False
+        self._owed.put(None)
 
-        thread = threading.Thread(target=send, name=f"to {self.name}", daemon=True)
-        thread.start()
-        try:
-            replies = [self._reply(request.op) for request in requests]
-        finally:
-            thread.join(timeout=1.0)
-        if failures:
-            raise failures[0]
-        return replies
+    def _read_all(self) -> None:
+        failure: HostError | None = None
+        while (frame := self._owed.get()) is not None:
+            if failure is None:
+                try:
+                    frame.reply.set_result(self._reply(frame))
+                    continue
+                except HostError as error:
+                    failure = error
+                except Exception as error:  # noqa: BLE001 -- no caller may be left waiting
+                    failure = self._unreachable(frame.op, error)
+                self._ended = True
+            frame.reply.set_exception(failure)
 
-    def _send_one(self, request: Request) -> None:
-        # Where the other end is gone already, what it printed before is read next and says why.
-        with contextlib.suppress(OSError):
-            self._send([request])
-
-    def _send(self, requests: Sequence[Request]) -> None:
+    def _send(self, frames: Sequence[_Frame]) -> None:
         small = bytearray()
-        for request in requests:
-            body = request.payload
-            size = len(body) if isinstance(body, bytes) else _size(body)
-            small += json.dumps({"op": request.op, **request.fields, "payload": size}).encode()
-            small += b"\n"
-            if isinstance(body, bytes) and len(body) < CHUNK:
-                small += body
-            else:
-                self._writer.write(bytes(small))
-                small.clear()
-                for part in _parts(body, size):
+        for frame in frames:
+            small += frame.header
+            if isinstance(frame.payload, bytes) and frame.size < CHUNK:
+                small += frame.payload
+                if len(small) < CHUNK:
+                    continue
+            self._writer.write(bytes(small))
+            small.clear()
+            if not isinstance(frame.payload, bytes) or frame.size >= CHUNK:
+                for part in _parts(frame.payload, frame.size):
                     self._writer.write(part)
-            if len(small) >= CHUNK:
-                self._writer.write(bytes(small))
-                small.clear()
         self._writer.write(bytes(small))
         self._writer.flush()
 
-    def _reply(self, op: str) -> Reply:
-        line = self._line()
-        try:
-            header = json.loads(line)
-            left = int(header["payload"])
-        except (ValueError, TypeError, KeyError):
-            raise HostError(
-                f"{self.name}: what came back for {op!r} is not a reply: {line[:80]!r}"
-            ) from None
+    def _reply(self, frame: _Frame) -> Reply:
+        header = self._header(frame.nonce)
+        left = int(header["payload"])
         parts: list[bytes] = []
         while left:
             part = self._reader.read(left)
@@ -207,32 +222,46 @@ class Channel:
             left -= len(part)
         return Reply(header, b"".join(parts))
 
-    def _line(self) -> bytes:
-        line = self._reader.readline()
-        if not line.endswith(b"\n"):
-            raise EOFError
-        return line
+    def _header(self, nonce: str | None) -> dict[str, Any]:
+        """The next header; where there is a nonce, noise before it is skipped."""
+        noise = b""
+        while True:
+            line = self._reader.readline()
+            if not line.endswith(b"\n"):
+                raise EOFError(
+                    f"the last line there: {_last(noise + line)}" if noise + line else ""
+                )
+            header = _object(line)
+            if header is not None and "payload" in header and nonce in (None, header.get("nonce")):
+                return header
+            if header is not None and header.get("ok") is False and "payload" in header:
+                return header
+            noise += line
+            if nonce is None or len(noise) > MAX_NOISE:
+                raise HostError(
+                    f"{self.name}: what comes back is no reply of the host's program: {_last(noise)}"
+                )
 
-    def _refusal(self, reply: Reply) -> RefusedError:
-        sentence = reply.header.get("error", "the host's program gave no reason")
-        return RefusedError(f"{self.name}: {sentence}", reply.header)
+    def _unreachable(self, op: str, error: Exception) -> HostUnreachable:
+        more = str(error) or self._diagnose()
+        return HostUnreachable(
+            f"{self.name}: the connection ended before {op!r} was answered"
+            f"{f' ({more})' if more else ''}; a run there may well go on"
+        )
 
-    @contextlib.contextmanager
-    def _exchange(self, op: str) -> Iterator[None]:
-        """Holds the channel; anything that breaks off inside leaves it unusable."""
-        with self._lock:
-            if not self._usable:
-                raise HostUnreachable(f"{self.name}: the connection has ended; open a new one")
-            self._usable = False
-            try:
-                yield
-            except (OSError, EOFError) as error:
-                more = str(error) or self._diagnose()
-                raise HostUnreachable(
-                    f"{self.name}: the connection ended before {op!r} was answered"
-                    f"{f' ({more})' if more else ''}; a run there may well go on"
-                ) from error
-            self._usable = True
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _last(noise: bytes) -> str:
+    """The last line of what was printed, quoted and cut."""
+    lines = noise.decode("utf-8", errors="replace").strip().splitlines()
+    return f"{lines[-1] if lines else '':.120}"
 
 
 def _size(path: Path) -> int:
@@ -278,6 +307,7 @@ def open_local(root: Path, python: str, *, name: str = "this machine") -> Iterat
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
+                start_new_session=True,  # Ctrl-C in the terminal is for us alone
             )
         except OSError as error:
             raise HostError(f"{name}: {python} cannot be run: {error.strerror}") from error
@@ -291,11 +321,17 @@ def open_local(root: Path, python: str, *, name: str = "this machine") -> Iterat
 
         assert program.stdin is not None
         assert program.stdout is not None
+        channel = Channel(program.stdout, program.stdin, name=name, diagnose=diagnose)
         try:
-            yield Channel(program.stdout, program.stdin, name=name, diagnose=diagnose)
+            yield channel
         finally:
+            if not channel.stop_sending():
+                program.kill()
             with contextlib.suppress(OSError):
                 program.stdin.close()
+            if not channel.wait_closed():
+                program.kill()
+                channel.wait_closed()
             program.stdout.close()
             try:
                 program.wait(timeout=CLOSE_S)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
@@ -53,9 +54,11 @@ def resolve(cfg: DictConfig, hydra: Any) -> Resolved:
 
     Raises InputError for anything that is missing, of the wrong type, or set without effect.
     """
-    overrides = tuple(hydra.overrides.task)
-    choices = {str(k): v for k, v in hydra.runtime.choices.items()}
-    folders = [Path(s.path) for s in hydra.runtime.config_sources if s.provider != "schema"]
+    # Unresolved: an override may hold an interpolation, which must not be asked twice.
+    overrides = tuple(OmegaConf.to_container(hydra.overrides.task, resolve=False))
+    sources = [source.path for source in hydra.runtime.config_sources]
+    folders = [Path(path.removeprefix("file://")) for path in sources if path]
+    choices = chosen(hydra.runtime.choices, overrides, folders)
     task = OmegaConf.masked_copy(cfg, [str(k) for k in cfg if k != "hydra"])
     job = OmegaConf.select(task, "job.name", throw_on_missing=False)
     if job not in SECTIONS:
@@ -82,6 +85,12 @@ def resolve(cfg: DictConfig, hydra: Any) -> Resolved:
     for key, value in leaves(resolved):
         if isinstance(value, str) and "${" in value:
             raise InputError(f"{key} still holds an interpolation after resolving: {value!r}")
+    uri = resolved["tracking"]["uri"]
+    if uri and urlsplit(uri).password:
+        raise InputError(
+            "tracking.uri holds a password, which would be filed with the run; give MLflow its "
+            "credentials by MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        )
     if "wiring" in resolved:
         try:
             Wiring.parse(resolved["wiring"]).states()
@@ -121,6 +130,18 @@ def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))
     else:
         yield prefix, tree
+
+
+def chosen(
+    known: Mapping[Any, Any], overrides: Sequence[str], folders: Sequence[Path]
+) -> dict[str, Any]:
+    """The option of every group; Hydra's own list leaves out groups chosen as `+group=[a,b]`."""
+    choices = {str(group): option for group, option in known.items()}
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        key = override.key_or_group
+        if key not in choices and any((folder / key).is_dir() for folder in folders):
+            choices[key] = override.value()
+    return choices
 
 
 def override_values(

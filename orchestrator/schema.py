@@ -7,15 +7,17 @@ as well, since the library would convert `off` to a bool and 1 to an enum.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import MISSING, OmegaConf
 
 from eagle3.layers import LayerConvention
 from eagle3.wiring import D2T, DecoderLayer, Embedding
+from orchestrator.paths import CLONE
 
 # Hydra reads these annotations at run time: List and Optional are what OmegaConf 2.3 understands.
 
@@ -176,7 +178,9 @@ JOB_SCHEMAS = {"drafter_test": DrafterTestJob, "capture_states": CaptureStatesJo
 
 
 def register() -> None:
-    """Make the types known to Hydra; called once before composing."""
+    """Make the types and the resolvers known to Hydra; called before composing."""
+    OmegaConf.register_new_resolver("clone", lambda path: str(CLONE / path), replace=True)
+    OmegaConf.register_new_resolver("python", lambda _="": sys.executable, replace=True)
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     for name, schema in JOB_SCHEMAS.items():

@@ -1,7 +1,7 @@
 """Training the lab's drafter: test-time training on the target's own continuations.
 
-Every step of a chain is trained on the ground-truth tokens, as SpecForge does, and on the target's
-own greedy choices; row t of step s attends to what a serving engine's cache would hold.
+Every step of a chain is fed the text's tokens, as SpecForge does, and learns the target's distribution;
+row t of step s attends to what a serving engine's cache would hold.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ def continue_prompts(
     target: LiveTarget, prompts: Tensor, new_tokens: int, batch: int = 256
 ) -> Continuations:
     """Greedy continuations of prompts [N, P]."""
-    with torch.autocast("cpu", torch.bfloat16):
-        rows = [target.generate(p, new_tokens) for p in prompts.split(batch)]
+    rows = [target.generate(p, new_tokens) for p in prompts.split(batch)]
     return Continuations(ids=torch.cat(rows), prompt=prompts.shape[1])
 
 
@@ -63,8 +62,6 @@ def train_drafter(
     d2t, t2d = choose_draft_vocab(texts.ids[:, texts.prompt :], shape.vocab, shape.draft_vocab)
     drafter.d2t.copy_(d2t)
     drafter.t2d.copy_(t2d)
-    to_draft = torch.full((shape.vocab,), -100)
-    to_draft[t2d] = torch.arange(shape.draft_vocab)
     for module in drafter.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.04)
@@ -75,17 +72,15 @@ def train_drafter(
         drafter.parameters(), betas=(0.9, 0.95), weight_decay=0.01, fused=True
     )
     order = torch.Generator().manual_seed(seed)
-    loss_mask = torch.zeros(texts.ids.shape[1], dtype=torch.bool)
-    loss_mask[texts.prompt :] = True
     started, running = time.monotonic(), 0.0
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = peak_lr * warm_hold_decay(step, steps)
         ids = texts.ids[torch.randint(len(texts.ids), (batch,), generator=order)]
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            _, kept = target(ids, states)
+            logits, kept = target(ids, states)
         aux = torch.cat([kept[k] for k in states], -1).float()
-        loss, right = chain_loss(drafter, embedding, ids, aux, to_draft, loss_mask, chain)
+        loss, right = chain_loss(drafter, embedding, ids, aux, logits.float(), chain)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
@@ -100,20 +95,19 @@ def train_drafter(
 
 
 def chain_loss(
-    drafter: Drafter,
-    embedding: Tensor,
-    ids: Tensor,
-    aux: Tensor,
-    to_draft: Tensor,
-    loss_mask: Tensor,
-    chain: int,
+    drafter: Drafter, embedding: Tensor, ids: Tensor, aux: Tensor, logits: Tensor, chain: int
 ) -> tuple[Tensor, float]:
-    """Cross-entropy over a chain's steps, weighted 0.8^s, and the first step's accuracy.
+    """Cross-entropy with the target's distribution over a chain's steps, weighted 0.8^s.
 
-    ids [B, T], aux [B, T, A·H], to_draft [V] (-100 outside the draft vocabulary), loss_mask [T].
+    ids [B, T], aux [B, T, A·H], logits [B, T, V] of the target. As in SpecForge the target is cut to
+    the draft vocabulary, and positions whose best token lies outside it carry no loss. Also returns
+    the share of first-step tokens that are the target's own choice.
     """
     length = ids.shape[1] - 1 - chain  # rows whose whole chain has a truth
     rows = torch.arange(length)
+    wanted = logits[..., drafter.t2d].softmax(-1)  # [B, T, V_d]; entry p stands for token p + 1
+    best = logits.argmax(-1)
+    inside = drafter.t2d[best]
     cache: list[KeysValues] = []
     losses, right = [], 0.0
     with torch.autocast("cpu", torch.bfloat16):
@@ -121,11 +115,11 @@ def chain_loss(
         for s in range(chain):
             embedded = embedding[ids[:, 1 + s : 1 + s + length]]
             hidden = drafter.midlayer(embedded, hidden, rows, cache)
-            truth = to_draft[ids[:, 2 + s : 2 + s + length]]
-            scored = loss_mask[2 + s : 2 + s + length]
-            logits = drafter.logits(hidden[:, scored]).float()
-            target = truth[:, scored]
-            losses.append(0.8**s * F.cross_entropy(logits.flatten(0, 1), target.flatten()))
+            drafted = drafter.logits(hidden).float()
+            behind = slice(1 + s, 1 + s + length)
+            loss = -(wanted[:, behind] * drafted.log_softmax(-1)).sum(-1)  # [B, length]
+            losses.append(0.8**s * loss[inside[:, behind]].mean())
             if s == 0:
-                right = (logits.argmax(-1) == target).float().mean().item()
+                chosen = drafted.argmax(-1)
+                right = (chosen + drafter.d2t[chosen] == best[:, behind]).float().mean().item()
     return torch.stack(losses).sum(), right

@@ -44,6 +44,20 @@ class TargetShape:
         return sum(layer < k for layer in self.live_layers)
 
 
+class Cache:
+    """Keys and values of one layer, room for a whole text; size [B, heads, S, head_dim]."""
+
+    def __init__(self, size: tuple[int, int, int, int]) -> None:
+        self.keys, self.values, self.length = torch.empty(size), torch.empty(size), 0
+
+    def add(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append [B, heads, T, head_dim]; returns all keys and values so far."""
+        start, self.length = self.length, self.length + k.shape[2]
+        self.keys[:, :, start : self.length] = k
+        self.values[:, :, start : self.length] = v
+        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+
+
 class Block(nn.Module):
     """One Llama decoder layer; parameter names are those of the Hugging Face layout."""
 
@@ -64,10 +78,8 @@ class Block(nn.Module):
             }
         )
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, cache: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """x [B, T, H] → (x [B, T, H], keys and values [B, heads, S, head_dim] with the past)."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Cache | None = None) -> Tensor:
+        """x [B, T, H] → [B, T, H]; a cache is read and filled."""
         batch, length, _ = x.shape
         normed = self.input_layernorm(x)
         q, k, v = (
@@ -76,12 +88,13 @@ class Block(nn.Module):
         )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if cache is not None:
-            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
+            k, v = cache.add(k, v)
         a = F.scaled_dot_product_attention(q, k, v, is_causal=length > 1)
         x = x + self.self_attn["o_proj"](a.transpose(1, 2).flatten(2))
         normed = self.post_attention_layernorm(x)
         gated = F.silu(self.mlp["gate_proj"](normed)) * self.mlp["up_proj"](normed)
-        return x + self.mlp["down_proj"](gated), (k, v)
+        out: Tensor = x + self.mlp["down_proj"](gated)
+        return out
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -120,7 +133,7 @@ class LiveTarget(nn.Module):
         x = self.embed_tokens(ids)
         kept = {k: x for k in states if self.shape.live_before(k) == 0}
         for number, layer in enumerate(self.layers, start=1):
-            x, _ = layer(x, cos, sin)
+            x = layer(x, cos, sin)
             kept |= {k: x for k in states if self.shape.live_before(k) == number}
         return self.lm_head(self.norm(x)), kept
 
@@ -128,14 +141,15 @@ class LiveTarget(nn.Module):
     def generate(self, prompts: Tensor, new_tokens: int) -> Tensor:
         """Greedy continuations: prompts [B, P] → ids [B, P + new_tokens]."""
         ids = prompts
-        caches: list[tuple[Tensor, Tensor] | None] = [None] * len(self.layers)
+        size = (len(ids), self.shape.heads, ids.shape[1] + new_tokens, self.shape.head_dim)
+        caches = [Cache(size) for _ in self.layers]
         step = prompts
         for _ in range(new_tokens):
             start = ids.shape[1] - step.shape[1]
             cos, sin = self.cos[start : ids.shape[1]], self.sin[start : ids.shape[1]]
             x = self.embed_tokens(step)
-            for i, layer in enumerate(self.layers):
-                x, caches[i] = layer(x, cos, sin, caches[i])
+            for layer, cache in zip(self.layers, caches, strict=True):
+                x = layer(x, cos, sin, cache)
             step = self.lm_head(self.norm(x[:, -1:])).argmax(-1)
             ids = torch.cat([ids, step], 1)
         return ids

@@ -33,9 +33,12 @@ def through_shell(script: str) -> Iterator[Channel]:
     shell = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert shell.stdin is not None
     assert shell.stdout is not None
-    yield Channel(shell.stdout, shell.stdin, name="gpu1")
+    channel = Channel(shell.stdout, shell.stdin, name="gpu1")
+    yield channel
+    assert channel.stop_sending()
     with contextlib.suppress(BrokenPipeError):
         shell.stdin.close()
+    assert channel.wait_closed()
     shell.stdout.close()
     shell.wait()
 
@@ -88,16 +91,22 @@ def test_what_a_shell_prints_first_is_skipped(tmp_path: Path) -> None:
 
 
 def test_a_shell_that_prints_for_ever_is_told_apart() -> None:
-    with through_shell("yes 'no such command' | head -c 200000; cat >/dev/null") as channel:
-        with pytest.raises(HostError, match="its shell prints b'no such command"):
-            channel.hello()
+    script = "yes 'no such command' | head -c 200000; cat >/dev/null"
+    with (
+        through_shell(script) as channel,
+        pytest.raises(HostError, match="no reply of the host's program: no such command"),
+    ):
+        channel.hello()
 
 
-def test_something_that_is_no_reply_is_quoted() -> None:
-    with through_shell("echo 'bash: python3.10: command not found'") as channel:
-        with pytest.raises(HostUnreachable, match="its shell said 'bash: python3.10: command not"):
-            channel.hello()
-    with through_shell("echo 'bash: python3.10: command not found'") as channel:
+def test_a_shell_that_cannot_start_the_program_is_quoted() -> None:
+    script = "echo 'bash: python3.10: command not found'"
+    with (
+        through_shell(script) as channel,
+        pytest.raises(HostUnreachable, match="the last line there: bash: python3"),
+    ):
+        channel.hello()
+    with through_shell(script) as channel:
         with pytest.raises(HostError, match="command not found"):
             channel.request("list")
         with pytest.raises(HostUnreachable, match="open a new one"):
@@ -121,9 +130,41 @@ def test_a_program_that_dies_is_unreachable_and_not_a_refusal(channel: Channel) 
 
 
 def test_half_a_reply_is_unreachable() -> None:
-    with through_shell('read line; printf \'{"ok": true, "payload": 10}\\nabc\'') as channel:
-        with pytest.raises(HostUnreachable, match="before 'list' was answered"):
-            channel.request("list")
+    with (
+        through_shell('read line; printf \'{"ok": true, "payload": 10}\\nabc\'') as channel,
+        pytest.raises(HostUnreachable, match="before 'list' was answered"),
+    ):
+        channel.request("list")
+
+
+def test_ctrl_c_in_a_waiting_request_leaves_the_channel_usable(
+    channel: Channel, tmp_path: Path
+) -> None:
+    (tmp_path / "root/runs/run-1").mkdir(parents=True)
+    pid = channel.hello()["pid"]
+    assert os.getsid(pid) != os.getsid(0), "Ctrl-C in a terminal would end the program, too"
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        channel.request("follow", run_id="run-1", wait_s=60, seen="queued")
+    timer.join()
+    # The abandoned reply is read and dropped, and the host does not sit out its minute.
+    assert channel.request("follow", run_id="run-1").header["state"]["state"] == "queued"
+    assert channel.hello()["pid"] == pid
+
+
+def test_leaving_does_not_wait_for_a_follow(tmp_path: Path) -> None:
+    (tmp_path / "runs/run-1").mkdir(parents=True)
+    with open_local(tmp_path, sys.executable) as channel:
+        pid = channel.hello()["pid"]
+        fields = {"run_id": "run-1", "wait_s": 60, "seen": "queued"}
+        waiting = threading.Thread(
+            target=channel.pipeline, args=([Request(op="follow", fields=fields)],)
+        )
+        waiting.start()
+    waiting.join(timeout=20)
+    assert not waiting.is_alive()
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -380,6 +380,24 @@ def test_what_is_no_run_is_said(store: Store, tmp_path: Path) -> None:
         fill_run(store, folder)
 
 
+def test_a_server_that_went_down_leaves_the_folder_as_it_is(runs: Path) -> None:
+    from mlflow import MlflowClient
+
+    folder = write_run(runs, "run-down", result=result(), exit=EXIT)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with socket.socket() as unused:  # bound and not listening: the port refuses
+        unused.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        down = Store(
+            tracking=Tracking(uri=uri, experiment="x"),
+            client=MlflowClient(tracking_uri=uri),
+            experiment_id="1",
+        )
+        with pytest.raises(TrackingError, match=r"does not answer \(Connection refused\)"):
+            fill_run(down, folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
 def test_a_last_event_cut_short_is_not_there_yet(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "run-cut", events=[metric("loss", 1.0)])
     with (folder / "events.jsonl").open("a") as events:
@@ -472,30 +490,34 @@ def test_heal_ends_what_has_ended_and_nothing_else(
 def test_a_filing_killed_half_way_is_made_whole_by_the_next(
     store: Store, runs: Path, tmp_path: Path
 ) -> None:
-    events = [metric("loss", i / 7, i) for i in range(8000)]
+    events = [metric("loss", i / 7, i) for i in range(4000)]
     folder = write_run(runs, "run-cut", result=result(), exit=EXIT, events=events)
     whole = write_run(runs / "reference", "run-whole", result=result(), exit=EXIT, events=events)
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from orchestrator.record import Tracking, fill_run, open_store\n"
-        "tracking = Tracking(uri=sys.argv[1], experiment='drafters')\n"
-        "fill_run(open_store(tracking), Path(sys.argv[2]))\n"
-    )
-    uri = store.tracking.uri
-    filer = subprocess.Popen([sys.executable, "-c", code, uri, str(folder)])
-    database = sqlite3.connect(uri.removeprefix("sqlite:///"))
+    database = tmp_path / "mlflow.db"
+    shutil.copy(store.tracking.uri.removeprefix("sqlite:///"), database)
+    tracking = Tracking(uri=f"sqlite:///{database}", experiment="cut")
+
+    filer = os.fork()  # cheaper than another import of mlflow; the database is its own
+    if filer == 0:
+        try:
+            fill_run(open_store(tracking), folder)
+        finally:
+            os._exit(1)
+    connection = sqlite3.connect(database, timeout=60)
     count = (
         "SELECT count(*) FROM metrics JOIN tags USING (run_uuid) "
         "WHERE tags.key = 'orchestrator.run_id' AND tags.value = 'run-cut'"
     )
     deadline = time.monotonic() + 60
-    while database.execute(count).fetchone()[0] == 0 and time.monotonic() < deadline:
+    while connection.execute(count).fetchone()[0] == 0 and time.monotonic() < deadline:
         time.sleep(0.005)
-    filer.send_signal(signal.SIGKILL)
-    filer.wait()
-    filed = database.execute(count).fetchone()[0]
-    database.close()
-    assert 0 < filed < 8000, "the filing was not cut in the middle"
+    os.kill(filer, signal.SIGKILL)
+    os.waitpid(filer, 0)
+    filed = connection.execute(count).fetchone()[0]
+    connection.close()
+    assert 0 < filed < 4000, "the filing was not cut in the middle"
+
+    store = open_store(tracking)
     query = "tags.`orchestrator.run_id` = 'run-cut'"
     (cut,) = store.client.search_runs([store.experiment_id], query)
     assert cut.info.status == "RUNNING"
@@ -504,7 +526,7 @@ def test_a_filing_killed_half_way_is_made_whole_by_the_next(
     artifacts.mkdir(parents=True, exist_ok=True)
     (artifacts / ".artifact.uploading.x").touch()
 
-    (healed,) = [entry for entry in heal(store, runs) if entry.run_id == "run-cut"]
+    (healed,) = heal(store, runs)
     assert healed.mlflow_run_id == cut.info.run_id
     ours = stored(store, healed.mlflow_run_id)
     reference = stored(store, fill_run(store, whole).mlflow_run_id)
@@ -512,6 +534,7 @@ def test_a_filing_killed_half_way_is_made_whole_by_the_next(
     assert ours["points"] == reference["points"]
     assert ours["params"] == reference["params"]
     assert ours["files"].keys() == reference["files"].keys()
+    assert {path.name for path in artifacts.iterdir()} == ours["files"].keys()
 
 
 def test_any_characters_in_the_results_path_work(tmp_path: Path) -> None:
@@ -525,7 +548,7 @@ def test_any_characters_in_the_results_path_work(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_one_sentence_and_healed_by_the_next_filing(
-    store: Store, runs: Path, tmp_path: Path
+    store: Store, runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     small = tmp_path / "small"
     small.mkdir()
@@ -545,7 +568,8 @@ def test_a_full_disk_is_one_sentence_and_healed_by_the_next_filing(
             TrackingError, match=r"mlflow.db has no space left; free some"
         ) as caught:
             fill_run(opened, folder)
-        assert str(caught.value).count("\n") == 0
+        assert "\n" not in str(caught.value)
+        assert capfd.readouterr() == ("", "")
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
         subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)
         filed = fill_run(opened, folder)

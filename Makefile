@@ -1,0 +1,38 @@
+# Everything a person or CI does, by name. `make setup` is part of every target that needs it.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+# uv reads its own settings, not pip's: pass on where pip was told to look for packages.
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+
+.PHONY: setup run test check bench lab clean
+
+setup: $(VENV)/.done
+
+$(VENV)/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet uv -c constraints.txt
+	$(VENV)/bin/uv pip install --quiet --python $(RUN) -c constraints.txt -e '.[dev]'
+	touch $@
+
+run: setup
+	$(RUN) -m orchestrator +experiment=layers_m1_2_30
+
+test: setup
+	$(RUN) -m pytest -q
+
+check: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+bench: setup
+	$(RUN) bench/startup.py
+
+# Trains the lab's target and drafter anew; about an hour on two cores.
+lab: setup
+	$(RUN) -m eagle3.lab.build --out lab --work results/lab-build
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,39 @@
+"""Hydra's and OmegaConf's errors in one sentence, with what to do where it can be told."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+
+from omegaconf.errors import OmegaConfBaseException
+
+from orchestrator import schema
+
+NOISE = ("Config search path", "provider=", "object_type", "reference_type", "See https:")
+
+
+def explain(error: BaseException) -> str:
+    """The error on one line; a forgotten package header and a misspelt key are recognised."""
+    cause = error.__cause__
+    source = cause if isinstance(cause, OmegaConfBaseException) else error
+    lines = [line.strip() for line in str(source).splitlines() if line.strip()]
+    text = " ".join(line for line in lines if not line.startswith(NOISE))
+    misplaced = re.search(r"In '(experiment/[^']+)': .*Key 'experiment' not in 'Config'", str(error))
+    if misplaced:
+        return (
+            f"{misplaced.group(1)}.yaml does not open with '# @package _global_', so its values land "
+            "under 'experiment' and would change nothing; add that line"
+        )
+    return text + suggestion(text)
+
+
+def suggestion(text: str) -> str:
+    """'; did you mean …?' for a key that a section of the config does not have."""
+    wrong = re.search(r"Key '(\w+)' not in '(\w+)'", text)
+    section = getattr(schema, wrong.group(2), None) if wrong else None
+    if wrong is None or not dataclasses.is_dataclass(section):
+        return ""
+    names = [field.name for field in dataclasses.fields(section)]
+    near = difflib.get_close_matches(wrong.group(1), names, n=1)
+    return f"; did you mean '{near[0]}'?" if near else f"; it has {', '.join(names)}"

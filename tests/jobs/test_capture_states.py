@@ -1,0 +1,189 @@
+"""Captured states against forward hooks on every layer, and how a continuation is cut."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config
+from transformers import Qwen3ForCausalLM
+
+from eagle3.errors import BadInput
+from eagle3.samples import read_sample, sample_files
+from jobs.capture_states import cut, equal_lengths, open_job, read_prompts
+from jobs.events import Events
+
+LAYERS = 5
+SIZES: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "eos_token_id": 39,
+}
+STATES = [0, 1, 3, 5]
+
+
+@pytest.fixture(params=["llama", "qwen3"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    torch.manual_seed(3)
+    model = (
+        LlamaForCausalLM(LlamaConfig(**SIZES))
+        if request.param == "llama"
+        else Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8))
+    )
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path / "target")
+    return tmp_path / "target"
+
+
+def capture(target: Path, tmp_path: Path, prompts: list[list[int]], **case: Any) -> Path:
+    lines = [json.dumps({"input_ids": ids}) for ids in prompts]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    request = {
+        "device": "cpu",
+        "dtype": "float32",
+        "inputs": {"target": {"path": str(target), "layout": "hf", "made": ""}},
+    }
+    job = open_job(request, Events(tmp_path / "events.jsonl"))
+    out = tmp_path / "data"
+    defaults = {
+        "out": str(out),
+        "prompts": str(tmp_path / "prompts.jsonl"),
+        "states": STATES,
+        "new_tokens": 0,
+        "repetition_window": None,
+        "min_new_tokens": 1,
+        "batch": 2,
+        "max_samples": None,
+    }
+    job.run_case({**defaults, **case})
+    return out
+
+
+def hooked(target: Path, ids: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """States 0..n and logits by a hook on every layer, one text at a time."""
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    states: list[torch.Tensor] = [model.get_input_embeddings()(ids)]
+
+    def keep(_: Any, __: Any, output: Any) -> None:
+        states.append(output[0] if isinstance(output, tuple) else output)
+
+    handles = [layer.register_forward_hook(keep) for layer in model.model.layers]
+    with torch.no_grad():
+        logits = model(ids[None]).logits[0]
+    for handle in handles:
+        handle.remove()
+    return [s.reshape(len(ids), -1) for s in states], logits
+
+
+def test_states_are_those_behind_every_layer(target: Path, tmp_path: Path) -> None:
+    prompts = [[1, 2, 3, 4, 5], [6, 7, 8], [9, 10, 11, 12, 13], [14, 15, 16, 17, 18]]
+    out = capture(target, tmp_path, prompts)
+    texts = []
+    for path in sample_files(out):
+        sample = read_sample(path, STATES, vocab=40)
+        states, logits = hooked(target, sample.input_ids)
+        for k in STATES:
+            torch.testing.assert_close(sample.states[k], states[k], atol=1e-5, rtol=1e-5)
+        assert sample.target_argmax is not None
+        assert torch.equal(sample.target_argmax, logits.argmax(-1))
+        assert sample.loss_mask.tolist() == [False] + [True] * (len(sample.input_ids) - 1)
+        texts.append(sample.input_ids.tolist())
+    assert sorted(texts) == sorted(prompts)
+    written = json.loads((out / "capture.json").read_text())
+    assert (written["states"], written["num_layers"], written["samples"]) == (STATES, LAYERS, 4)
+
+
+def test_a_continuation_is_the_targets_greedy_choice(target: Path, tmp_path: Path) -> None:
+    out = capture(target, tmp_path, [[1, 2, 3], [4, 5, 6], [7, 8]], new_tokens=9)
+    for path in sample_files(out):
+        sample = read_sample(path, STATES, vocab=40)
+        new = int(sample.loss_mask.sum())
+        prompt = len(sample.input_ids) - new
+        assert sample.loss_mask.tolist() == [False] * prompt + [True] * new
+        _, logits = hooked(target, sample.input_ids)
+        assert torch.equal(logits.argmax(-1)[prompt - 1 : -1], sample.input_ids[prompt:])
+        assert new == 9 or int(sample.input_ids[-1]) == 39
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ({"states": [0, 6]}, "state 6 is asked for, but the target has 5 decoder layers"),
+        ({"new_tokens": 3, "min_new_tokens": 4}, "none of 1 prompts gave 4 tokens"),
+        ({"prompts": "/nowhere.jsonl"}, "prompts /nowhere.jsonl cannot be read"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused_and_leaves_nothing(
+    target: Path, tmp_path: Path, case: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(BadInput, match=words):
+        capture(target, tmp_path, [[1, 2, 3]], **case)
+    assert not (tmp_path / "data").exists()
+    assert not list(tmp_path.glob("data.*"))
+
+
+def test_an_existing_folder_is_never_written_to(target: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(BadInput, match="exists already"):
+        capture(target, tmp_path, [[1, 2, 3]])
+    with pytest.raises(BadInput, match="line 1: ids reach from 1 to 40"):
+        capture(target, tmp_path, [[1, 40]], out=str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize(
+    ("text", "window", "length"),
+    [
+        ([1, 2, 3, 4, 5, 6], 2, 6),
+        ([1, 2, 3, 4, 3, 4, 7], 2, 4),  # 3,4 stands a second time behind position 4
+        ([1, 2, 1, 2, 5, 6], 2, 2),  # it begins with a piece of the prompt
+        ([1, 2, 3, 9, 3, 4], None, 4),  # 9 is an end token and belongs to the text
+        ([5, 5, 3, 4, 6, 7], 2, 6),
+    ],
+)
+def test_where_a_continuation_ends(text: list[int], window: int | None, length: int) -> None:
+    assert cut(text, 2, {9}, window) == length
+
+
+@given(st.lists(st.integers(0, 2), min_size=6, max_size=60), st.integers(2, 5))
+def test_no_piece_of_a_cut_continuation_stands_twice(text: list[int], window: int) -> None:
+    prompt = 4
+    kept = text[: cut(text, prompt, set(), window)]
+    pieces = [tuple(kept[i : i + window]) for i in range(len(kept) - window + 1)]
+    behind_prompt = pieces[max(0, prompt - window + 1) :]
+    assert len(kept) >= prompt
+    assert len(set(behind_prompt)) == len(behind_prompt)
+
+
+def test_prompts_are_batched_by_length_and_none_is_lost() -> None:
+    prompts = [[0] * n for n in (3, 5, 3, 3, 5, 7, 3)]
+    batches = list(equal_lengths(prompts, 2))
+    assert sorted(i for batch in batches for i in batch) == list(range(7))
+    assert all(len({len(prompts[i]) for i in batch}) == 1 for batch in batches)
+    assert max(map(len, batches)) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "line 2 is no JSON"),
+        ("[1, 2]", "line 2 needs 'input_ids'"),
+        ('{"input_ids": []}', "line 2 needs 'input_ids'"),
+        ('{"input_ids": [1, true]}', "line 2 needs 'input_ids'"),
+        ('{"prompt": "x"}', "line 2 needs 'input_ids'"),
+    ],
+)
+def test_a_wrong_prompt_is_named_by_its_line(tmp_path: Path, line: str, words: str) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"input_ids": [1]}\n' + line)
+    with pytest.raises(BadInput, match=words):
+        read_prompts(path, tmp_path)
