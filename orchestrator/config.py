@@ -55,7 +55,8 @@ def resolve(cfg: DictConfig, hydra: Any) -> Resolved:
     Raises InputError for anything that is missing, of the wrong type, or set without effect.
     """
     # Unresolved: an override may hold an interpolation, which must not be asked twice.
-    overrides = tuple(OmegaConf.to_container(hydra.overrides.task, resolve=False))
+    listed = typing.cast(list[str], OmegaConf.to_container(hydra.overrides.task, resolve=False))
+    overrides = tuple(listed)
     sources = [source.path for source in hydra.runtime.config_sources]
     folders = [Path(path.removeprefix("file://")) for path in sources if path]
     choices = chosen(hydra.runtime.choices, overrides, folders)

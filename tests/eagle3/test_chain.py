@@ -58,7 +58,9 @@ class PlainEngine:
             turned = rotated(query, position)
             scores = torch.stack([turned @ keys[group] for keys, _ in self.cache])
             weights = (scores / math.sqrt(SHAPE.head_dim)).softmax(0)
-            heads.append(sum(p * values[group] for p, (_, values) in zip(weights, self.cache)))
+            heads.append(
+                sum(p * values[group] for p, (_, values) in zip(weights, self.cache, strict=True))
+            )
         r = g + w["midlayer.self_attn.o_proj.weight"] @ torch.cat(heads)
         m = rms(r, w["midlayer.post_attention_layernorm.weight"])
         gate, up = w["midlayer.mlp.gate_proj.weight"] @ m, w["midlayer.mlp.up_proj.weight"] @ m

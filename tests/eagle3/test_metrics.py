@@ -73,9 +73,7 @@ def texts(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, dict[int, list[int]]
     argmax = torch.cat([ids[1:], torch.tensor([draw(small)])])
     for position in draw(st.sets(st.integers(0, length - 2), max_size=3)):
         argmax[position] = draw(small)
-    drafts = {
-        t: draw(st.lists(small, min_size=steps, max_size=steps)) for t in range(length - 1)
-    }
+    drafts = {t: draw(st.lists(small, min_size=steps, max_size=steps)) for t in range(length - 1)}
     return ids, mask, argmax, drafts, steps
 
 

@@ -52,7 +52,9 @@ def test_a_leading_batch_dimension_is_taken_off(tmp_path: Path) -> None:
 
 def test_a_state_that_is_not_stored_is_named_with_those_that_are(tmp_path: Path) -> None:
     sample = read_sample(save(tmp_path, content()), STATES, vocab=50)
-    with pytest.raises(BadInput, match=r"asks for state 2, 30, but the data stores only 0, 3, 31, 59"):
+    with pytest.raises(
+        BadInput, match=r"asks for state 2, 30, but the data stores only 0, 3, 31, 59"
+    ):
         sample.aux([0, 2, 30])
 
 
@@ -69,7 +71,10 @@ def test_a_state_that_is_not_stored_is_named_with_those_that_are(tmp_path: Path)
         ({"hidden_states": [torch.ones(5, 4)] * 4}, "lengths differ"),
         ({"hidden_states": torch.ones(4, 6, 4)}, "no list of tensors"),
         ({"hidden_states": [torch.full((6, 4), torch.inf)] * 4}, "stored state 0 holds NaN or"),
-        ({"target_argmax": torch.ones(3, dtype=torch.long)}, "target_argmax has 3 positions, not 6"),
+        (
+            {"target_argmax": torch.ones(3, dtype=torch.long)},
+            "target_argmax has 3 positions, not 6",
+        ),
     ],
 )
 def test_a_wrong_sample_is_named_with_what_is_wrong(
@@ -111,8 +116,8 @@ def test_files_come_in_numeric_order(tmp_path: Path) -> None:
     assert [p.stem for p in sample_files(tmp_path)] == ["data_9", "data_10", "data_2000"]
     with pytest.raises(BadInput, match="does not exist"):
         sample_files(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match=r"holds no \.pt files"):
-        (tmp_path / "empty").mkdir()
         sample_files(tmp_path / "empty")
 
 

@@ -133,9 +133,7 @@ def test_what_hydra_itself_refuses(overrides: list[str], words: str) -> None:
         (GLOBAL + WIRED + "claim: off\n", r"claim in .*mine\.yaml: False is no str"),
     ],
 )
-def test_an_experiment_with_a_wrong_value_is_refused(
-    tmp_path: Path, text: str, words: str
-) -> None:
+def test_an_experiment_with_a_wrong_value_is_refused(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         resolved("+experiment=mine", extra=experiment(tmp_path, "mine", text))
 
@@ -146,7 +144,9 @@ def test_a_value_that_a_later_default_overrides_is_refused(tmp_path: Path) -> No
     experiment(tmp_path, "mine", text)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "other.yaml").write_text("layers: [4, 5, 6]\n")
-    with pytest.raises(InputError, match=r"wiring\.layers=\[1, 2, 3\] is set by .*holds \[4, 5, 6\]"):
+    with pytest.raises(
+        InputError, match=r"wiring\.layers=\[1, 2, 3\] is set by .*holds \[4, 5, 6\]"
+    ):
         resolved("+experiment=mine", extra=tmp_path)
 
 
