@@ -1,4 +1,4 @@
-"""What this package raises when a file or a setting is wrong."""
+"""What eagle3 and the jobs raise when a file or a setting is wrong."""
 
 from __future__ import annotations
 

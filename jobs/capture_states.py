@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from eagle3.checkpoint import load_target_parts
 from eagle3.errors import BadInput
+from eagle3.repetition import cut
 from eagle3.samples import CAPTURE_FILE
 from jobs.events import Events
 from jobs.files import write_json_atomic
@@ -239,27 +240,6 @@ def greedy(model: Any, prompts: Tensor, new_tokens: int) -> Tensor:
         step = out.logits[:, -1:].argmax(-1)
         ids = torch.cat([ids, step], 1)
     return ids
-
-
-def cut(text: Sequence[int], prompt: int, ends: set[int | None], window: int | None) -> int:
-    """Where a continuation ends: behind an end token, or before it begins to repeat itself.
-
-    It repeats where `window` tokens in a row stand for the second time in the text.
-    """
-    length = len(text)
-    for position in range(prompt, length):
-        if text[position] in ends:
-            length = position + 1
-            break
-    if window is None:
-        return length
-    seen = set()
-    for stop in range(window, length + 1):
-        piece = tuple(text[stop - window : stop])
-        if piece in seen and stop > prompt:
-            return max(prompt, stop - window)
-        seen.add(piece)
-    return length
 
 
 def equal_lengths(prompts: Sequence[Sequence[int]], batch: int) -> Iterator[list[int]]:

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import InputError
+from eagle3.errors import BadInput
 
 CASE_ID = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,120}", re.ASCII)
 JOB = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
@@ -37,19 +37,19 @@ def write_json_atomic(path: Path, data: object) -> None:
 
 
 def read_request(run_dir: Path) -> dict[str, Any]:
-    """The run's request.json, with the keys that every job has checked. Raises InputError."""
+    """The run's request.json, with the keys that every job has checked. Raises BadInput."""
     path = Path(run_dir) / "request.json"
     try:
         request = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from error
+        raise BadInput(f"{path} cannot be read: {error}") from error
     if not isinstance(request, dict):
-        raise InputError(f"{path} is not a JSON object")
+        raise BadInput(f"{path} is not a JSON object")
     if not isinstance(request.get("job"), str) or not JOB.fullmatch(request["job"]):
-        raise InputError(f"{path}: job {request.get('job')!r} is not the name of a job")
+        raise BadInput(f"{path}: job {request.get('job')!r} is not the name of a job")
     threads = request.get("threads")
     if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
-        raise InputError(f"{path}: threads {threads!r} is not a whole number of at least 1")
+        raise BadInput(f"{path}: threads {threads!r} is not a whole number of at least 1")
     _check_seconds(path, request, "timeout_s", 0.0, optional=True)
     _check_seconds(path, request, "grace_s", -1.0, optional="grace_s" not in request)
     _check_cases(path, request.get("cases"))
@@ -65,17 +65,17 @@ def _check_seconds(
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
     if number is not None and math.isfinite(number) and number > above:
         return
-    raise InputError(f"{path}: {name} {value!r} is not a number of seconds")
+    raise BadInput(f"{path}: {name} {value!r} is not a number of seconds")
 
 
 def _check_cases(path: Path, cases: object) -> None:
     if not isinstance(cases, list) or not cases:
-        raise InputError(f"{path}: cases is not a list of at least one case")
+        raise BadInput(f"{path}: cases is not a list of at least one case")
     seen = set()
     for case in cases:
         case_id = case.get("case_id") if isinstance(case, dict) else None
         if not isinstance(case_id, str) or not CASE_ID.fullmatch(case_id):
-            raise InputError(f"{path}: the case_id {case_id!r} is not a plain file name")
+            raise BadInput(f"{path}: the case_id {case_id!r} is not a plain file name")
         if case_id in seen:
-            raise InputError(f"{path}: the case_id {case_id!r} stands there twice")
+            raise BadInput(f"{path}: the case_id {case_id!r} stands there twice")
         seen.add(case_id)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import InputError
+from eagle3.errors import BadInput
 from jobs.files import read_request, write_json_atomic
 from jobs.host import identity, members, send_signal
 
@@ -194,7 +194,7 @@ def limits(run_dir: Path) -> tuple[float | None, float]:
     """Time limit and grace in seconds. A request that cannot be read is the worker's to report."""
     try:
         request = read_request(run_dir)
-    except InputError as error:
+    except BadInput as error:
         say(str(error))
         return None, GRACE_S
     return request.get("timeout_s"), request.get("grace_s", GRACE_S)

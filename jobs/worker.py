@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jobs.errors import InputError
+from eagle3.errors import BadInput
 from jobs.events import Events
 from jobs.files import read_request, write_json_atomic
 from jobs.supervisor import PR_SET_PDEATHSIG, prctl
@@ -173,18 +173,18 @@ def settle_environment(run_dir: Path, request: dict[str, Any]) -> None:
 
 
 def open_job(run_dir: Path, request: dict[str, Any], events: Events) -> Any:
-    """The job's object; raises whatever the job raises, and InputError where there is no job."""
+    """The job's object; raises whatever the job raises, and BadInput where there is no job."""
     name = f"jobs.{request['job']}"
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == name:
-            raise InputError(f"this snapshot has no job {request['job']!r}") from error
+            raise BadInput(f"this snapshot has no job {request['job']!r}") from error
         raise
     finally:
         settle_environment(run_dir, request)
     if not callable(getattr(module, "open_job", None)):
-        raise InputError(f"{name} is no job: it has no open_job(request, events)")
+        raise BadInput(f"{name} is no job: it has no open_job(request, events)")
     had_torch = "torch" in sys.modules
     job = module.open_job(request, events)
     if not had_torch and "torch" in sys.modules:
@@ -222,7 +222,7 @@ def main(arguments: list[str]) -> int:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         request = read_request(run_dir)
-    except InputError as error:
+    except BadInput as error:
         say(str(error))
         return 2
     for name in THREAD_VARIABLES:

@@ -40,7 +40,7 @@ from orchestrator.tracking import Tracking, default_tracking, how_to_open
 if TYPE_CHECKING:
     from orchestrator.tracking import Store
 
-BAD_INPUT = ("BadInput", "InputError")
+BAD_INPUT = ("BadInput", "InputError")  # raised on the host, and here
 
 
 class Session:
@@ -85,13 +85,20 @@ class Session:
             self._channels[key] = channel, channel.hello()["root"]
         return self._channels[key]
 
-    def store(self, tracking: Tracking) -> Future[Store]:
+    def store(self, tracking: Tracking, results: Path) -> Future[Store]:
         """The tracking store; the first call starts to open it, beside whatever else goes on."""
         if tracking not in self._stores:
-            from orchestrator.tracking import open_store
-
-            self._stores[tracking] = self._pool.submit(open_store, tracking)
+            self._stores[tracking] = self._pool.submit(open_and_heal, tracking, results)
         return self._stores[tracking]
+
+
+def open_and_heal(tracking: Tracking, results: Path) -> Store:
+    """Open the store, and end what a command that was killed while filing left as running there."""
+    from orchestrator.record import heal, open_store
+
+    store = open_store(tracking)
+    heal(store, runs_folder(results))
+    return store
 
 
 def run(session: Session, resolved: Resolved, sweep: str | None = None) -> Path:
@@ -123,7 +130,7 @@ def run(session: Session, resolved: Resolved, sweep: str | None = None) -> Path:
         session.show.answer(ended.result, verdict.plain())
     else:
         session.show.not_answered(verdict.reason, paths.folder)
-    file_run(session, tracking_of(config), paths)
+    file_run(session, tracking_of(config), results, paths)
     return paths.folder
 
 
@@ -199,18 +206,18 @@ def start_and_follow(
         env={},
         payload=payload,
     )
-    session.store(tracking_of(config))  # opens while the job runs
+    session.store(tracking_of(config), Path(config["results"]))  # opens while the job runs
     with session.show.progress() as on_event:
         state = follow(channel, run_id, paths.folder, on_event)
     return Ended(state=state, result=collect(channel, run_id, CASE, paths))
 
 
-def file_run(session: Session, tracking: Tracking, paths: RunPaths) -> None:
+def file_run(session: Session, tracking: Tracking, results: Path, paths: RunPaths) -> None:
     """File the run in MLflow; where that fails, the run's folder stays and can be filed later."""
     from orchestrator.record import fill_run
 
     try:
-        filed = fill_run(session.store(tracking).result(), paths.folder)
+        filed = fill_run(session.store(tracking, results).result(), paths.folder)
     except TrackingError as error:
         session.show.line(f"not filed  {error}", style="red")
         session.show.line(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -34,6 +35,12 @@ def run(arguments: list[str]) -> int:
     stores: dict[Tracking, Store] = {}
     failed = False
     for folder in folders:
+        if not RunPaths(folder).verdict.is_file():
+            show.line(
+                f"not filed  {folder.name} has not ended here: its command was stopped before"
+            )
+            failed = True
+            continue
         failed |= not file_again(folder, stores, show)
     for sweep in sweeps_of(folders, sweeps_folder(results)):
         failed |= not file_sweep_again(sweep, runs_folder(results), stores, show)
@@ -75,8 +82,6 @@ def file_again(folder: Path, stores: dict[Tracking, Store], show: Show) -> bool:
 
 def sweeps_of(folders: list[Path], root: Path) -> list[Path]:
     """The sweeps that these runs belong to."""
-    import json
-
     ids = {json.loads(RunPaths(folder).run.read_bytes()).get("sweep") for folder in folders}
     return [root / sweep for sweep in sorted(ids - {None})]
 

@@ -29,8 +29,10 @@ LABELS = {
     "accuracy": "accuracy (step 0)",
     "accept_length": "accept length",
     "accept_length_uniform": "accept length, every position",
-    "coverage": "coverage of the draft vocabulary",
+    "coverage": "coverage",
 }
+ORDER = tuple(LABELS)
+PLAIN_WIDTH = 120  # where there is no terminal to ask
 
 
 class Show:
@@ -38,6 +40,8 @@ class Show:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
+        if not self.console.is_terminal:
+            self.console.width = PLAIN_WIDTH
 
     def line(self, text: str, style: str | None = None) -> None:
         """One line of plain text."""
@@ -107,19 +111,14 @@ class Show:
         """The table of figures and the verdict."""
         metrics = result.get("metrics") or {}
         if metrics:
-            truth = next(iter(metrics.values()))["truth"]
-            table = Table(
-                "", "value", "95 % interval", f"counts (truth: {truth})", box=None, pad_edge=False
-            )
-            for name, m in metrics.items():
+            table = Table("", "value", "95 % interval", "counts", box=None, pad_edge=False)
+            for name in sorted(metrics, key=lambda n: ORDER.index(n) if n in ORDER else 99):
+                m = metrics[name]
                 interval = f"{m['low']:.3f} to {m['high']:.3f}"
-                table.add_row(
-                    LABELS.get(name, name),
-                    f"{m['value']:.3f}",
-                    interval,
-                    f"{m['numerator']}/{m['denominator']}",
-                )
+                counts = f"{m['numerator']}/{m['denominator']}"
+                table.add_row(LABELS.get(name, name), f"{m['value']:.3f}", interval, counts)
             self.console.print(table)
+            self.line(f"truth    {next(iter(metrics.values()))['truth']}", style="dim")
         word = verdict["verdict"]
         self.console.print(
             f"[bold {COLOURS[word]}]{word.replace('_', ' ')}[/]  {escape(verdict['reason'])}"

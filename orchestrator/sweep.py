@@ -42,7 +42,7 @@ def run_sweep(session: Session, points: Sequence[Resolved]) -> None:
     record["ended"] = time.time()
     write_json(folder / "sweep.json", record)
     session.show.sweep([row(RunPaths(path)) for path in session.folders])
-    file_sweep(session, points[0], folder, runs_folder(results))
+    file_sweep(session, points[0], folder, results)
 
 
 def common(names: Any) -> str | None:
@@ -70,12 +70,13 @@ def row(paths: RunPaths) -> dict[str, Any]:
     }
 
 
-def file_sweep(session: Session, point: Resolved, folder: Path, runs: Path) -> None:
+def file_sweep(session: Session, point: Resolved, folder: Path, results: Path) -> None:
     """File the parent run with its children below it."""
     from orchestrator.record import fill_sweep
 
     try:
-        filed = fill_sweep(session.store(tracking_of(point.config)).result(), folder, runs)
+        store = session.store(tracking_of(point.config), results).result()
+        filed = fill_sweep(store, folder, runs_folder(results))
     except TrackingError as error:
         session.failed = True
         session.show.line(f"sweep not filed  {error}", style="red")

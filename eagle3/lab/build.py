@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle3.lab.corpus import encode_documents, read_stdlib, train_tokenizer
-from eagle3.lab.drafter import Continuations, continue_prompts, train_drafter
+from eagle3.lab.drafter import Texts, continue_prompts, new_drafter, own_words, train_drafter
 from eagle3.lab.layout import TOKENIZER_FILE, load_live, save_live
 from eagle3.lab.target import LiveTarget, TargetShape, train_target
 from eagle3.model import Drafter, DrafterShape
@@ -31,10 +31,16 @@ STATES = (0, 3, 31)
 PROMPT = 48  # tokens of a prompt
 NEW_TOKENS = 112  # tokens of a training continuation
 DRAFT_VOCAB = 704
-HELD_OUT_PROMPTS = 160
+HELD_OUT_PROMPTS = 200
 TARGET_STEPS = 3200
 DRAFTER_TEXTS = 16_384
 DRAFTER_STEPS = 3000
+# The drafter is then tuned on the target's own words, without their loops, as the lab's data has them.
+TUNING_STEPS = 1000
+TUNING_LENGTH = 120
+REPETITION_WINDOW = 24
+MIN_NEW_TOKENS = 24
+EXCHANGED = 0.1
 
 
 def main() -> None:
@@ -47,6 +53,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target-steps", type=int, default=TARGET_STEPS)
     parser.add_argument("--drafter-steps", type=int, default=DRAFTER_STEPS)
+    parser.add_argument("--tuning-steps", type=int, default=TUNING_STEPS)
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     build(
@@ -55,10 +62,13 @@ def main() -> None:
         arguments.seed,
         arguments.target_steps,
         arguments.drafter_steps,
+        arguments.tuning_steps,
     )
 
 
-def build(out: Path, work: Path, seed: int, target_steps: int, drafter_steps: int) -> None:
+def build(
+    out: Path, work: Path, seed: int, target_steps: int, drafter_steps: int, tuning_steps: int
+) -> None:
     """All stages: text, target, continuations, drafter, prompts."""
     seconds: dict[str, float] = {}
     tokens, held_out = timed("text", work, seconds, lambda: make_text(out / "target", seed))
@@ -72,17 +82,19 @@ def build(out: Path, work: Path, seed: int, target_steps: int, drafter_steps: in
     save_live(model, out / "target")
     target = load_live(out / "target")  # in bf16, as it ships
 
-    def make_continuations() -> Continuations:
+    def make_continuations() -> Tensor:
         prompts = windows(tokens, DRAFTER_TEXTS, seed + 1)
         return continue_prompts(target, prompts, NEW_TOKENS)
 
     texts = timed("continuations", work, seconds, make_continuations)
+    shape = drafter_shape(target.shape)
 
     def make_drafter() -> dict[str, Tensor]:
-        drafter = train_drafter(
+        drafter = new_drafter(target, shape, texts[:, PROMPT:], seed)
+        train_drafter(
+            drafter,
             target,
-            texts,
-            drafter_shape(target.shape),
+            Texts.whole(texts),
             STATES,
             seed=seed,
             steps=drafter_steps,
@@ -90,8 +102,32 @@ def build(out: Path, work: Path, seed: int, target_steps: int, drafter_steps: in
         )
         return drafter.state_dict()
 
-    drafter = Drafter(drafter_shape(target.shape))
+    drafter = Drafter(shape)
     drafter.load_state_dict(timed("drafter", work, seconds, make_drafter))
+
+    def tune_drafter() -> dict[str, Tensor]:
+        own = own_words(
+            texts,
+            prompt=PROMPT,
+            end=target.shape.vocab - 1,
+            window=REPETITION_WINDOW,
+            length=TUNING_LENGTH,
+            least=MIN_NEW_TOKENS,
+        )
+        train_drafter(
+            drafter,
+            target,
+            own,
+            STATES,
+            seed=seed + 1,
+            steps=tuning_steps,
+            peak_lr=1.5e-3,
+            exchanged=EXCHANGED,
+            report=say,
+        )
+        return drafter.state_dict()
+
+    drafter.load_state_dict(timed("tuning", work, seconds, tune_drafter))
     save_drafter(drafter, out / "drafter")
     write_prompts(windows(held_out, HELD_OUT_PROMPTS, seed + 2), out / "prompts.jsonl")
     record = {
@@ -101,8 +137,9 @@ def build(out: Path, work: Path, seed: int, target_steps: int, drafter_steps: in
         "threads": torch.get_num_threads(),
         "target_steps": target_steps,
         "drafter_steps": drafter_steps,
+        "tuning_steps": tuning_steps,
         "training_tokens": len(tokens),
-        "drafter_texts": len(texts.ids),
+        "drafter_texts": len(texts),
         "seconds": {name: round(value) for name, value in seconds.items()},
     }
     (out / "build.json").write_text(json.dumps(record, indent=2) + "\n")

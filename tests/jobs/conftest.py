@@ -18,17 +18,17 @@ import pytest
 from jobs.host import members
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
-PARTS = ("__init__", "errors", "events", "files", "host", "supervisor", "worker")
+PARTS = ("__init__", "events", "files", "host", "supervisor", "worker")
 DEADLINE_S = 20.0
 
 CRASHING_JOB = '''
 import ctypes, os, resource, signal, sys, time
 from pathlib import Path
-from jobs.errors import InputError
+from eagle3.errors import BadInput
 
 def open_job(request, events):
     if request.get("refuse"):
-        raise InputError("the drafter has no d2t")
+        raise BadInput("the drafter has no d2t")
     return Job(request, events)
 
 class Job:
@@ -54,7 +54,7 @@ class Job:
         raise RuntimeError("first line\\n  second line")
 
     def input_error(self, case):
-        raise InputError("layer 99 is not there")
+        raise BadInput("layer 99 is not there")
 
     def sys_exit(self, case):
         sys.exit(7)
@@ -161,6 +161,9 @@ def snapshot(tmp_path: Path) -> Path:
     for part in PARTS:
         shutil.copy(JOBS / f"{part}.py", folder / "jobs")
     (folder / "jobs" / "crashing_job.py").write_text(CRASHING_JOB)
+    (folder / "eagle3").mkdir()
+    for part in ("__init__", "errors"):
+        shutil.copy(JOBS.parent / "eagle3" / f"{part}.py", folder / "eagle3")
     return folder
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -20,7 +18,7 @@ from transformers import (
 
 from eagle3.errors import BadInput
 from eagle3.samples import read_sample, sample_files
-from jobs.capture_states import cut, equal_lengths, open_job, read_prompts
+from jobs.capture_states import equal_lengths, open_job, read_prompts
 from jobs.events import Events
 
 LAYERS = 5
@@ -143,30 +141,6 @@ def test_an_existing_folder_is_never_written_to(target: Path, tmp_path: Path) ->
         capture(target, tmp_path, [[1, 2, 3]])
     with pytest.raises(BadInput, match="line 1: ids reach from 1 to 40"):
         capture(target, tmp_path, [[1, 40]], out=str(tmp_path / "other"))
-
-
-@pytest.mark.parametrize(
-    ("text", "window", "length"),
-    [
-        ([1, 2, 3, 4, 5, 6], 2, 6),
-        ([1, 2, 3, 4, 3, 4, 7], 2, 4),  # 3,4 stands a second time behind position 4
-        ([1, 2, 1, 2, 5, 6], 2, 2),  # it begins with a piece of the prompt
-        ([1, 2, 3, 9, 3, 4], None, 4),  # 9 is an end token and belongs to the text
-        ([5, 5, 3, 4, 6, 7], 2, 6),
-    ],
-)
-def test_where_a_continuation_ends(text: list[int], window: int | None, length: int) -> None:
-    assert cut(text, 2, {9}, window) == length
-
-
-@given(st.lists(st.integers(0, 2), min_size=6, max_size=60), st.integers(2, 5))
-def test_no_piece_of_a_cut_continuation_stands_twice(text: list[int], window: int) -> None:
-    prompt = 4
-    kept = text[: cut(text, prompt, set(), window)]
-    pieces = [tuple(kept[i : i + window]) for i in range(len(kept) - window + 1)]
-    behind_prompt = pieces[max(0, prompt - window + 1) :]
-    assert len(kept) >= prompt
-    assert len(set(behind_prompt)) == len(behind_prompt)
 
 
 def test_prompts_are_batched_by_length_and_none_is_lost() -> None:

@@ -67,7 +67,7 @@ def test_a_failed_case_does_not_stop_the_others(work: Work, run_dir: Path) -> No
     errors = [r["error"] and (r["error"]["kind"], r["error"]["message"]) for r in results(run_dir)]
     assert errors == [
         ("RuntimeError", "first line second line"),
-        ("InputError", "layer 99 is not there"),
+        ("BadInput", "layer 99 is not there"),
         ("SystemExit", "the job called sys.exit(7)"),
         ("MemoryError", "MemoryError"),
         None,
@@ -85,8 +85,8 @@ def test_a_job_that_cannot_be_opened_fails_every_case(work: Work, run_dir: Path)
 @pytest.mark.parametrize(
     ("source", "kind", "words"),
     [
-        (None, "InputError", "has no job 'other'"),
-        ("", "InputError", "has no open_job"),
+        (None, "BadInput", "has no job 'other'"),
+        ("", "BadInput", "has no open_job"),
         ("import not_installed", "ModuleNotFoundError", "not_installed"),
         ("raise SystemExit(3)", "SystemExit", "sys.exit(3)"),
         ("def open_job(", "SyntaxError", "never closed"),

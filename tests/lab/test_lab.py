@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eagle3.lab.build import drafter_shape, windows
 from eagle3.lab.corpus import encode_documents, read_stdlib
-from eagle3.lab.drafter import Continuations, train_drafter
+from eagle3.lab.drafter import Texts, new_drafter, train_drafter
 from eagle3.lab.layout import load_live
 from eagle3.metrics import paired_difference
 from eagle3.model import Drafter
@@ -90,16 +90,10 @@ def test_the_winner_follows_the_training(
     seed = random.SystemRandom().randrange(2**31)
     triple = random.Random(seed).choice([t for t in TRIPLES if t != (0, 3, 31)])
     target = load_live(CLONE / "lab" / "target")
-    texts = Continuations(ids=windows(training_tokens(), 4000, seed), prompt=0)
-    drafter = train_drafter(
-        target,
-        texts,
-        drafter_shape(target.shape),
-        triple,
-        seed=seed,
-        steps=220,
-        chain=1,
-        report=lambda _: None,
+    texts = Texts.whole(windows(training_tokens(), 4000, seed))
+    drafter = new_drafter(target, drafter_shape(target.shape), texts.ids, seed)
+    train_drafter(
+        drafter, target, texts, triple, seed=seed, steps=220, chain=1, report=lambda _: None
     )
     figures = {t: pooled(first_step_counts(drafter.eval(), embedding, samples, t)) for t in TRIPLES}
     assert max(figures, key=lambda t: figures[t]) == triple, (seed, figures)
@@ -179,4 +173,4 @@ def test_what_ships_is_small_and_in_specforges_layout() -> None:
         for n in names - {"fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d"}
     )
     build = json.loads((CLONE / "lab" / "build.json").read_text())
-    assert build["seconds"].keys() == {"text", "target", "continuations", "drafter"}
+    assert build["seconds"].keys() == {"text", "target", "continuations", "drafter", "tuning"}
