@@ -7,6 +7,7 @@ layer puts out, before the final norm. Needs transformers beside torch.
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 import tempfile
@@ -233,11 +234,15 @@ def greedy(model: Any, prompts: Tensor, new_tokens: int) -> Tensor:
     A loop of our own, since generate() takes penalties and sampling from the checkpoint's
     generation_config.
     """
-    ids, step, past = prompts, prompts, None
+    from transformers import DynamicCache
+
+    # The argument's name differs between versions of transformers; the cache is filled in place.
+    taken = inspect.signature(model.forward).parameters
+    cache = {"cache" if "cache" in taken else "past_key_values": DynamicCache(config=model.config)}
+    ids, step = prompts, prompts
     for _ in range(new_tokens):
-        out = model(step, past_key_values=past, use_cache=True, logits_to_keep=1)
-        past = out.past_key_values
-        step = out.logits[:, -1:].argmax(-1)
+        logits = model(step, use_cache=True, logits_to_keep=1, **cache).logits
+        step = logits[:, -1:].argmax(-1)
         ids = torch.cat([ids, step], 1)
     return ids
 

@@ -70,6 +70,9 @@ def resolve(cfg: DictConfig, hydra: Any) -> Resolved:
     check_raw_types(raw_leaves(folders, choices), str(job))
     check_raw_types([(key, value, f"override {key}") for key, value in set_here], str(job))
     kept = {k: v for k, v in composed.items() if k in SECTIONS[job] | SHARED}
+    unknown = [key for key, _ in leaves(kept) if schema_type(key, str(job)) is None]
+    if unknown:
+        raise InputError(f"{unknown[0]} is no setting that anything reads; remove it")
     check_stands(kept, set_here, f"an override, but the job {job} has no such setting")
     check_experiment(folders, choices, kept, [key for key, _ in set_here], overrides)
 

@@ -21,7 +21,7 @@ from orchestrator.channel import Channel, open_local
 from orchestrator.config import Resolved
 from orchestrator.errors import InputError, OrchestratorError, TrackingError
 from orchestrator.follow import Ended, collect, follow, write_atomic
-from orchestrator.judge import judge, not_answered, parse_predictions
+from orchestrator.judge import Prediction, judge, not_answered, parse_predictions
 from orchestrator.paths import CLONE, RunPaths, runs_folder
 from orchestrator.plan import (
     CASE,
@@ -115,6 +115,25 @@ def run(session: Session, resolved: Resolved, sweep: str | None = None) -> Path:
     session.folders.append(paths.folder)
     session.show.heading(config, resolved.experiment, run_id)
     try:
+        answer(session, config, predictions, run_id, paths)
+    except OSError as error:
+        raise OrchestratorError(
+            f"{error.filename or paths.folder} cannot be written ({error.strerror}); make room and run "
+            f"it again; what the host has of this run stays in {config['host']['work']}/runs/{run_id}"
+        ) from error
+    file_run(session, tracking_of(config), results, paths)
+    return paths.folder
+
+
+def answer(
+    session: Session,
+    config: dict[str, Any],
+    predictions: tuple[Prediction, ...],
+    run_id: str,
+    paths: RunPaths,
+) -> None:
+    """Execute a run, judge it and show it; its folder then holds the verdict."""
+    try:
         ended = execute(session, config, run_id, paths)
         verdict = (
             judge(predictions, (ended.result or {}).get("metrics", {}))
@@ -130,8 +149,6 @@ def run(session: Session, resolved: Resolved, sweep: str | None = None) -> Path:
         session.show.answer(ended.result, verdict.plain())
     else:
         session.show.not_answered(verdict.reason, paths.folder)
-    file_run(session, tracking_of(config), results, paths)
-    return paths.folder
 
 
 def execute(session: Session, config: dict[str, Any], run_id: str, paths: RunPaths) -> Ended:
@@ -249,6 +266,7 @@ def create_folder(
         paths.folder.mkdir(parents=True)
         paths.config.write_text(resolved.yaml, encoding="utf-8")
         paths.snapshot_diff.write_text(snapshot.diff, encoding="utf-8")
+        paths.log.touch()
         record = {
             "run_id": run_id,
             "case_id": CASE,

@@ -155,7 +155,7 @@ def chain_loss(
     cache: list[KeysValues] = []
     losses, right = [], 0.0
     with torch.autocast("cpu", torch.bfloat16):
-        hidden = drafter.fc(aux[:, :length])
+        hidden = drafter.fc(aux[:, :length]).float()  # the residual stream stays in float32
         for s in range(chain):
             embedded = embedding[ids[:, 1 + s : 1 + s + length]]
             hidden = drafter.midlayer(embedded, hidden, rows, cache)

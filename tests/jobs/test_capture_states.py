@@ -48,8 +48,8 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "target"
 
 
-def capture(target: Path, tmp_path: Path, prompts: list[list[int]], **case: Any) -> Path:
-    lines = [json.dumps({"input_ids": ids}) for ids in prompts]
+def capture(target: Path, tmp_path: Path, texts: list[list[int]], **case: Any) -> Path:
+    lines = [json.dumps({"input_ids": ids}) for ids in texts]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
     request = {
         "device": "cpu",

@@ -26,7 +26,9 @@ class World:
         return self.root / "results"
 
     def overrides(self, *more: str) -> list[str]:
-        return [
+        """The world's settings, but for those that `more` sets."""
+        set_here = {override.split("=")[0] for override in more}
+        ours = [
             "target=path",
             f"target.path={self.root}/target",
             "drafter=path",
@@ -38,8 +40,8 @@ class World:
             "wiring.convention=output",
             "job.threads=1",
             f"results={self.results}",
-            *more,
         ]
+        return [o for o in ours if o.split("=")[0] not in set_here] + list(more)
 
 
 def make_world(root: Path, samples: int = 4) -> World:
