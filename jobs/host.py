@@ -345,7 +345,7 @@ def os_refusal(error: OSError) -> RequestError:
     """The kind and the sentence for what the operating system refused."""
     kind, advice = "os", ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        kind, advice = "full", "; free some space there or set another root"
+        kind, advice = "full", "; free some space there, or name another work folder"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         kind, advice = "denied", "; make it writable for this user or set another root"
     where = f"{error.filename}: " if error.filename else ""

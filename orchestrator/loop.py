@@ -239,7 +239,7 @@ def file_run(session: Session, tracking: Tracking, results: Path, paths: RunPath
         session.show.line(f"not filed  {error}", style="red")
         session.show.line(
             f"The run is whole in {paths.folder}; file it with: python -m orchestrator record "
-            f"{paths.folder.name}"
+            f"{paths.folder}"
         )
         return
     write_json(paths.filed, {"uri": tracking.uri, "run": filed.mlflow_run_id})

@@ -42,8 +42,8 @@ def run(arguments: list[str]) -> int:
             failed = True
             continue
         failed |= not file_again(folder, stores, show)
-    for sweep in sweeps_of(folders, sweeps_folder(results)):
-        failed |= not file_sweep_again(sweep, runs_folder(results), stores, show)
+    for sweep in sweeps_of(folders):
+        failed |= not file_sweep_again(sweep, stores, show)
     return 1 if failed else 0
 
 
@@ -80,19 +80,23 @@ def file_again(folder: Path, stores: dict[Tracking, Store], show: Show) -> bool:
     return True
 
 
-def sweeps_of(folders: list[Path], root: Path) -> list[Path]:
-    """The sweeps that these runs belong to."""
-    ids = {json.loads(RunPaths(folder).run.read_bytes()).get("sweep") for folder in folders}
-    return [root / sweep for sweep in sorted(ids - {None})]
+def sweeps_of(folders: list[Path]) -> list[Path]:
+    """The folders of the sweeps that these runs belong to, beside the runs' own."""
+    found = set()
+    for folder in folders:
+        sweep = json.loads(RunPaths(folder).run.read_bytes()).get("sweep")
+        if sweep:
+            found.add(sweeps_folder(folder.absolute().parent.parent) / sweep)
+    return sorted(found)
 
 
-def file_sweep_again(sweep: Path, runs: Path, stores: dict[Tracking, Store], show: Show) -> bool:
+def file_sweep_again(sweep: Path, stores: dict[Tracking, Store], show: Show) -> bool:
     """File a sweep's parent run in the store of its runs."""
     from orchestrator.record import fill_sweep
 
     try:
         for store in stores.values():
-            fill_sweep(store, sweep, runs)
+            fill_sweep(store, sweep, runs_folder(sweep.parent.parent))
     except TrackingError as error:
         show.line(f"not filed  sweep {sweep.name}: {error}", style="red")
         return False
