@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from eagle3.checkpoint import load_target_parts
 from eagle3.errors import BadInput
 from eagle3.repetition import cut
-from eagle3.samples import CAPTURE_FILE
+from eagle3.samples import CAPTURE_FILE, read_capture
 from jobs.events import Events
 from jobs.files import write_json_atomic
 from jobs.inputs import pick_device, target_folder
@@ -62,7 +62,10 @@ class CaptureStates:
         self.layers = decoder_layers(self.model)
 
     def run_case(self, case: Mapping[str, Any]) -> dict[str, Any]:
-        """Capture one data folder; it has its final name only when complete."""
+        """Capture one data folder; it has its final name only when complete.
+
+        With case['keep'] a folder that is there already is the answer: another run made it.
+        """
         out, states = Path(case["out"]), [int(k) for k in case["states"]]
         outside = [k for k in states if not 0 <= k <= len(self.layers)]
         if outside:
@@ -71,6 +74,8 @@ class CaptureStates:
                 f"layers, so its states are 0 to {len(self.layers)}"
             )
         if out.exists():
+            if case["keep"] and (found := read_capture(out)):
+                return self.answer(out, found)
             raise BadInput(f"{out} exists already; name a new folder or remove it")
         prompts = read_prompts(Path(case["prompts"]), self.folder)[: case["max_samples"]]
         vocab = self.model.config.get_text_config().vocab_size
@@ -88,13 +93,19 @@ class CaptureStates:
             temporary.rename(out)
         except OSError as error:
             # Two captures of the same data may race; the first to finish wins, with the same content.
-            if not (out / CAPTURE_FILE).is_file():
+            found = read_capture(out) if case["keep"] else None
+            if found is None:
                 raise BadInput(f"{out} cannot be written: {error.strerror or error}") from error
-            summary = json.loads((out / CAPTURE_FILE).read_text())
+            summary = found
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        positions = summary["positions"]
-        self.events.note(f"captured {summary['samples']} samples, {positions} positions, to {out}")
+        return self.answer(out, summary)
+
+    def answer(self, out: Path, summary: dict[str, Any]) -> dict[str, Any]:
+        """The result of a capture that lies at `out`."""
+        self.events.note(
+            f"captured {summary['samples']} samples, {summary['positions']} positions, to {out}"
+        )
         return {
             "metrics": {},
             "curves": {},
@@ -114,9 +125,12 @@ class CaptureStates:
         """Write the samples of all prompts; returns what capture.json says of them."""
         new_tokens, window = int(case["new_tokens"]), case["repetition_window"]
         done = written = positions = following = 0
-        for indices in equal_lengths(prompts, int(case["batch"])):
+        batches = list(equal_lengths(prompts, int(case["batch"])))
+        ticks = Ticks(self.events, new_tokens * len(batches))
+        for indices in batches:
             batch = torch.tensor([prompts[i] for i in indices], device=self.device)
-            for sample in self.run_batch(batch, new_tokens, window, states):
+            ids = greedy(self.model, batch, new_tokens, ticks)
+            for sample in self.run_batch(ids, batch.shape[1], window, states):
                 done += 1
                 self.events.progress("capture", done, len(prompts))
                 if new_tokens and int(sample.mask.sum()) < case["min_new_tokens"]:
@@ -145,21 +159,20 @@ class CaptureStates:
 
     @torch.no_grad()
     def run_batch(
-        self, prompts: Tensor, new_tokens: int, window: int | None, states: Sequence[int]
+        self, ids: Tensor, prompt: int, window: int | None, states: Sequence[int]
     ) -> Iterator[Captured]:
-        """Continue prompts [B, P] of one length, and capture the texts."""
-        ids = greedy(self.model, prompts, new_tokens)
+        """Capture texts [B, T] of which the first `prompt` tokens were given; T = P: all of it."""
+        continued = ids.shape[1] > prompt
         with captured_states(self.layers, states) as kept:
             logits = self.model(ids, use_cache=False).logits
         argmax = logits.argmax(-1)
         end = self.model.config.get_text_config().eos_token_id
         ends = set(end) if isinstance(end, list) else {end}
-        prompt = prompts.shape[1]
         for row in range(len(ids)):
             text = ids[row].tolist()
-            length = cut(text, prompt, ends, window) if new_tokens else len(text)
+            length = cut(text, prompt, ends, window) if continued else len(text)
             mask = torch.zeros(length, dtype=torch.int64)
-            mask[prompt if new_tokens else 1 :] = 1
+            mask[prompt if continued else 1 :] = 1
             yield Captured(
                 ids=ids[row, :length].cpu(),
                 mask=mask,
@@ -227,8 +240,20 @@ def captured_states(layers: nn.ModuleList, states: Sequence[int]) -> Iterator[di
             handle.remove()
 
 
+class Ticks:
+    """Counts the tokens that all batches together have been continued by."""
+
+    def __init__(self, events: Events, total: int) -> None:
+        self.events, self.total, self.done = events, total, 0
+
+    def tick(self) -> None:
+        """One more token."""
+        self.done += 1
+        self.events.progress("continue", self.done, self.total)
+
+
 @torch.no_grad()
-def greedy(model: Any, prompts: Tensor, new_tokens: int) -> Tensor:
+def greedy(model: Any, prompts: Tensor, new_tokens: int, ticks: Ticks) -> Tensor:
     """Greedy continuations [B, P + new_tokens] of prompts [B, P].
 
     A loop of our own, since generate() takes penalties and sampling from the checkpoint's
@@ -244,6 +269,7 @@ def greedy(model: Any, prompts: Tensor, new_tokens: int) -> Tensor:
         logits = model(step, use_cache=True, logits_to_keep=1, **cache).logits
         step = logits[:, -1:].argmax(-1)
         ids = torch.cat([ids, step], 1)
+        ticks.tick()
     return ids
 
 

@@ -347,7 +347,7 @@ def os_refusal(error: OSError) -> RequestError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         kind, advice = "full", "; free some space there, or name another work folder"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        kind, advice = "denied", "; make it writable for this user or set another root"
+        kind, advice = "denied", "; make it writable for this user, or name another work folder"
     where = f"{error.filename}: " if error.filename else ""
     return RequestError(kind, f"{where}{error.strerror or error}{advice}")
 

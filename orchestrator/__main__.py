@@ -32,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         complain(str(error))
         return error.exit_code
+    except BrokenPipeError:  # --help | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         complain("interrupted")
         return 1

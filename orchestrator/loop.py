@@ -160,7 +160,7 @@ def execute(session: Session, config: dict[str, Any], run_id: str, paths: RunPat
     if job == "capture_states":
         prompts = place_prompts(channel, config)
         out = host_path("job.out", config["job"]["out"])
-        request = capture_request(config, target, prompts, out, root)
+        request = capture_request(config, target, prompts, out, root, keep=False)
         return start_and_follow(session, channel, config, code, run_id, request, paths)
     drafter = place(channel, "drafter", config["drafter"])
     if config["data"]["capture"] is None:
@@ -171,7 +171,7 @@ def execute(session: Session, config: dict[str, Any], run_id: str, paths: RunPat
         prompts = place_prompts(channel, config)
         data = made_data(config, target, prompts, root)
         if not channel.request("stat", path=f"{data}/capture.json").header["exists"]:
-            request = capture_request(config, target, prompts, data, root)
+            request = capture_request(config, target, prompts, data, root, keep=True)
             captured = start_and_follow(
                 session, channel, config, code, f"{run_id}-capture", request, paths
             )

@@ -58,9 +58,9 @@ def made_data(config: Mapping[str, Any], target: Placed, prompts: Placed, root: 
 
 
 def capture_request(
-    config: Mapping[str, Any], target: Placed, prompts: Placed, out: str, root: str
+    config: Mapping[str, Any], target: Placed, prompts: Placed, out: str, root: str, keep: bool
 ) -> dict[str, Any]:
-    """The request of a capture_states job with one case."""
+    """The request of a capture_states job with one case; `keep` takes data that is there already."""
     capture = config["data"]["capture"]
     case = {k: capture[k] for k in capture if k not in ("prompts", "dtype")}
     return {
@@ -68,7 +68,7 @@ def capture_request(
         "job": "capture_states",
         "dtype": capture["dtype"],
         "inputs": {"target": target_spec(config, target, root)},
-        "cases": [{"case_id": CASE, "prompts": prompts.path, "out": out, **case}],
+        "cases": [{"case_id": CASE, "prompts": prompts.path, "out": out, "keep": keep, **case}],
     }
 
 

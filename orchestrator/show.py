@@ -5,6 +5,8 @@ Answers go to stdout, errors to stderr. Without a terminal there are plain lines
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +19,11 @@ from rich.table import Table
 if TYPE_CHECKING:
     from orchestrator.follow import OnEvent
 
-STAGES = {"score": "scoring samples", "capture": "capturing the target's states"}
+STAGES = {
+    "score": "scoring samples",
+    "continue": "continuing the prompts, token by token",
+    "capture": "capturing the target's states",
+}
 COLOURS = {
     "supported": "green",
     "refuted": "red",
@@ -35,11 +41,20 @@ ORDER = tuple(LABELS)
 PLAIN_WIDTH = 120  # where there is no terminal to ask
 
 
+class LastingConsole(Console):
+    """A console that goes on in silence when its reader has gone (`… | head`); the run matters more."""
+
+    def on_broken_pipe(self) -> None:
+        """Send everything to nowhere from here on, instead of leaving the process as rich would."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Show:
     """The terminal, or plain lines where there is none."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or LastingConsole(highlight=False, soft_wrap=True)
         if not self.console.is_terminal:
             self.console.width = PLAIN_WIDTH
 
@@ -86,9 +101,11 @@ class Show:
         )
         with Progress(*columns, console=self.console, transient=True) as bars:
             tasks: dict[str, Any] = {}
+            starting = bars.add_task("the job starts", total=None)
 
             def on_event(event: dict[str, Any]) -> None:
                 if event["type"] == "progress":
+                    bars.update(starting, visible=False)
                     what = event["what"]
                     if what not in tasks:
                         tasks[what] = bars.add_task(STAGES.get(what, what), total=event["total"])

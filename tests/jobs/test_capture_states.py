@@ -67,6 +67,7 @@ def capture(target: Path, tmp_path: Path, texts: list[list[int]], **case: Any) -
         "min_new_tokens": 1,
         "batch": 2,
         "max_samples": None,
+        "keep": False,
     }
     job.run_case({**defaults, **case})
     return out
@@ -139,6 +140,14 @@ def test_an_existing_folder_is_never_written_to(target: Path, tmp_path: Path) ->
     (tmp_path / "data").mkdir()
     with pytest.raises(BadInput, match="exists already"):
         capture(target, tmp_path, [[1, 2, 3]])
+    # Where the data is made on first use, another run may have made it meanwhile.
+    with pytest.raises(BadInput, match="exists already"):
+        capture(target, tmp_path, [[1, 2, 3]], keep=True)
+    (tmp_path / "data").rmdir()
+    out = capture(target, tmp_path, [[1, 2, 3]])
+    before = (out / "capture.json").read_bytes()
+    assert capture(target, tmp_path, [[4, 5, 6, 7]], keep=True) == out
+    assert (out / "capture.json").read_bytes() == before
     with pytest.raises(BadInput, match="line 1: ids reach from 1 to 40"):
         capture(target, tmp_path, [[1, 40]], out=str(tmp_path / "other"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise, permutations
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from eagle3.lab.build import PROMPT, REPETITION_WINDOW, drafter_shape, windows
 from eagle3.lab.corpus import encode_documents, read_stdlib
 from eagle3.lab.drafter import Texts, continue_prompts, new_drafter, train_drafter
-from eagle3.lab.layout import load_live
+from eagle3.lab.layout import lay_out, load_live
 from eagle3.metrics import paired_difference
 from eagle3.model import Drafter
 from eagle3.repetition import cut
@@ -176,6 +177,15 @@ def test_the_checkpoint_is_an_ordinary_one_of_61_layers(lab: Lab) -> None:
     for a, b in pairwise(near):
         if b == a + 1:
             assert (kept[a] - kept[b]).abs().max() > 0.05, f"states {a} and {b} are the same"
+
+
+def test_a_checkpoint_laid_out_by_several_at_once_is_whole(tmp_path: Path) -> None:
+    out = tmp_path / "made" / "target"
+    with ThreadPoolExecutor(3) as pool:
+        made = list(pool.map(lambda _: lay_out(CLONE / "lab" / "target", out), range(3)))
+    assert made == [out] * 3
+    assert [p.name for p in out.parent.iterdir()] == ["target"]
+    assert len(load_file(out / "model.safetensors")) == 61 * 9 + 3
 
 
 def test_what_ships_is_small_and_in_specforges_layout() -> None:

@@ -260,6 +260,16 @@ def test_record_names_what_it_cannot_find(world: World, capfd: pytest.CaptureFix
     assert "record needs a run's id" in capfd.readouterr().err
 
 
+def test_a_reader_that_goes_away_takes_no_answer_with_it(world: World) -> None:
+    command = start(world)
+    assert command.stdout is not None
+    command.stdout.close()
+    assert command.wait(timeout=60) == 0
+    folder = runs(world)[-1]
+    assert record(folder, "verdict.json")["verdict"] == "measured"
+    assert filed(world, folder).info.status == "FINISHED"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
