@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,6 @@ class DrafterCheckpoint:
     drafter: Drafter
     embedding: Tensor | None
     fingerprint: str  # sha256 over config.json and the weights
-    declared_layer_ids: tuple[int, ...] | None  # as config.json has them, convention unknown
     notes: tuple[str, ...]
 
 
@@ -65,7 +65,6 @@ def load_drafter(folder: Path, device: str = "cpu") -> DrafterCheckpoint:
         drafter=drafter.float().eval().requires_grad_(False).to(device),
         embedding=embedding,
         fingerprint=fingerprint_files([folder / "config.json", weights]),
-        declared_layer_ids=declared_layer_ids(config),
         notes=tuple(notes),
     )
 
@@ -103,7 +102,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # Files of torch before 1.6 are no zip archives and cannot be memory-mapped.
+        mapped = zipfile.is_zipfile(path)
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise BadInput(
             f"{path} contains pickled code, not only tensors, and was not loaded; save a plain "
@@ -138,12 +139,24 @@ def drafter_shape(
             raise BadInput(f"{path}: '{key}' must be a positive integer, not {value!r}")
         return value
 
-    for switch in UNSUPPORTED_SWITCHES:
-        if config.get(switch):
-            raise BadInput(
-                f"{path} sets {switch}={config[switch]!r}, which this version does not run; scoring "
-                "the drafter without it would give a wrong number"
-            )
+    for where, block in (("", config), ("eagle_config.", config.get("eagle_config") or {})):
+        for switch in UNSUPPORTED_SWITCHES:
+            if block.get(switch):
+                raise BadInput(
+                    f"{path} sets {where}{switch}={block[switch]!r}, which this version does not run; "
+                    "scoring the drafter without it would give a wrong number"
+                )
+    if config.get("hidden_act", "silu") != "silu":
+        raise BadInput(f"{path} sets hidden_act={config['hidden_act']!r}; this version runs silu")
+    if config.get("norm_output") is False:
+        notes.append(
+            f"{path.name} sets norm_output=false, read as engines do: the head sees the normed state, "
+            "the next step the one before the norm"
+        )
+    if declared := declared_layer_ids(config):
+        notes.append(
+            f"{path.name} declares aux layer ids {list(declared)}, in no stated convention"
+        )
     if config.get("num_hidden_layers", 1) != 1:
         raise BadInput(
             f"{path} declares {config['num_hidden_layers']} decoder layers; this version runs "
@@ -183,10 +196,14 @@ def rope_theta(config: Mapping[str, Any], path: Path) -> tuple[float, str | None
     """The rotary base in the old or the new spelling; scaled rotary embeddings are refused."""
     block = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or {}
+    if not isinstance(block, dict) or not isinstance(scaling, dict):
+        raise BadInput(f"{path}: rope_parameters and rope_scaling must be objects or null")
     kind = scaling.get("rope_type") or scaling.get("type") or block.get("rope_type") or "default"
     if kind != "default":
         raise BadInput(f"{path} asks for '{kind}' rope scaling, which this version does not run")
-    theta = config.get("rope_theta", block.get("rope_theta"))
+    theta = config.get("rope_theta")
+    if theta is None:
+        theta = block.get("rope_theta")
     if theta is None:
         return 10_000.0, f"{path.name} lacks 'rope_theta': 10000 taken, as trainers and engines do"
     if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
@@ -217,8 +234,13 @@ def check_tensors(
         faults.append(f"d2t holds {d2t.dtype}, expected whole numbers (int64)")
     if t2d is not None and t2d.dtype is not torch.bool:
         faults.append(f"t2d holds {t2d.dtype}, expected a mask (bool)")
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+    own = {} if embedding is None else {"embed_tokens.weight": embedding}
+    for name, tensor in {**tensors, **own}.items():
+        if name in ("d2t", "t2d"):
+            continue
+        if not tensor.is_floating_point():
+            faults.append(f"{name} holds {tensor.dtype}, expected floating point")
+        elif not torch.isfinite(tensor).all():
             faults.append(f"{name} holds NaN or infinity")
     if faults:
         raise BadInput(f"{path} does not fit its config.json: {'; '.join(faults)}")
@@ -249,7 +271,7 @@ class TargetParts:
 
     num_layers: int
     embedding: Tensor  # [V, H]
-    fingerprint: str  # sha256 over config.json and the embedding's file
+    fingerprint: str  # sha256 over config.json and the embedding, not over all weights
 
 
 def load_target_parts(folder: Path, device: str = "cpu") -> TargetParts:

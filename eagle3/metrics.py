@@ -166,7 +166,8 @@ def rate(
     """A rate over texts; `limits` are the lowest and highest possible value. None without positions.
 
     One text alone says nothing about the spread between texts: its interval is the whole range. A
-    rate at a limit of 0 or 1 has no spread to resample; its interval is the exact binomial one.
+    rate at a limit has no spread to resample; its interval is the exact binomial one, which takes
+    positions (for accept lengths, rounds) as independent, scaled to the limits.
     """
     numerators = torch.tensor([c.numerator for c in counts], dtype=torch.float64)
     denominators = torch.tensor([c.denominator for c in counts], dtype=torch.float64)
@@ -181,9 +182,9 @@ def rate(
         samples = ratio(weights @ numerators, weights @ denominators)
         tail = (1 - confidence) / 2
         low, high = torch.quantile(samples, torch.tensor([tail, 1 - tail]).double()).tolist()
-        if limits == (0.0, 1.0) and numerator in (0, denominator):
-            reach = tail ** (1 / denominator)
-            low, high = (0.0, 1 - reach) if numerator == 0 else (reach, 1.0)
+        if value in limits:
+            reach = (limits[1] - limits[0]) * (1 - tail ** (1 / denominator))
+            low, high = (value, value + reach) if value == limits[0] else (value - reach, value)
     return Rate(
         value=value,
         low=min(low, value),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,12 @@ def read_capture(folder: Path) -> dict[str, Any] | None:
 def stored_states(folder: Path, declared: Sequence[int] | None) -> tuple[int, ...]:
     """Which canonical states a folder stores: from capture.json, from the config, or both, agreeing."""
     captured = read_capture(folder)
-    written = None if captured is None else tuple(captured.get("states", ()))
+    listed = None if captured is None else captured.get("states")
+    if captured is not None and not (
+        isinstance(listed, list) and listed and all(type(k) is int for k in listed)
+    ):
+        raise BadInput(f"{folder / CAPTURE_FILE} does not list the stored states under 'states'")
+    written = None if listed is None else tuple(listed)
     if written is None and declared is None:
         raise BadInput(
             f"{folder} has no {CAPTURE_FILE} and the config does not say which states are stored; "
@@ -90,14 +96,16 @@ def stored_states(folder: Path, declared: Sequence[int] | None) -> tuple[int, ..
 
 
 def read_samples(
-    files: Sequence[Path], states: Sequence[int], vocab: int, device: str = "cpu"
+    files: Sequence[Path], states: Sequence[int], *, vocab: int, hidden: int, device: str = "cpu"
 ) -> Iterator[Sample]:
-    """The samples one by one, checked against each other and against the vocabulary [V]."""
+    """The samples one by one, checked against the target's vocabulary [V] and hidden size [H]."""
     for path in files:
-        yield read_sample(path, states, vocab, device)
+        yield read_sample(path, states, vocab=vocab, hidden=hidden, device=device)
 
 
-def read_sample(path: Path, states: Sequence[int], vocab: int, device: str = "cpu") -> Sample:
+def read_sample(
+    path: Path, states: Sequence[int], *, vocab: int, hidden: int, device: str = "cpu"
+) -> Sample:
     """One sample; raises BadInput that names the file and what is wrong with it."""
     raw = load_plain(path)
     lacking = [key for key in ("input_ids", "loss_mask", "hidden_states") if key not in raw]
@@ -105,20 +113,25 @@ def read_sample(path: Path, states: Sequence[int], vocab: int, device: str = "cp
         raise BadInput(f"{path} lacks {', '.join(lacking)}; it has {', '.join(map(str, raw))}")
     ids = flat(raw["input_ids"], path, "input_ids").long()
     mask = flat(raw["loss_mask"], path, "loss_mask")
-    hidden = raw["hidden_states"]
-    if not isinstance(hidden, list | tuple) or not all(isinstance(h, Tensor) for h in hidden):
+    stored = raw["hidden_states"]
+    if not isinstance(stored, list | tuple) or not all(isinstance(h, Tensor) for h in stored):
         raise BadInput(f"{path}: hidden_states is no list of tensors")
-    if len(hidden) != len(states):
+    if len(stored) != len(states):
         raise BadInput(
-            f"{path} stores {len(hidden)} states, but {len(states)} are declared ({list(states)}); "
+            f"{path} stores {len(stored)} states, but {len(states)} are declared ({list(states)}); "
             "set data.states to what the files hold"
         )
     length = len(ids)
-    rows = [h.squeeze(0) if h.dim() == 3 else h for h in hidden]
+    rows = [h.squeeze(0) if h.dim() == 3 else h for h in stored]
     if length < 3 or len(mask) != length or any(h.dim() != 2 or len(h) != length for h in rows):
         raise BadInput(
             f"{path}: lengths differ: input_ids {length}, loss_mask {len(mask)}, hidden_states "
-            f"{[list(h.shape) for h in hidden]}"
+            f"{[list(h.shape) for h in stored]}"
+        )
+    if any(h.shape[1] != hidden for h in rows):
+        raise BadInput(
+            f"{path}: the stored states are {sorted({h.shape[1] for h in rows})} wide, but the target's "
+            f"hidden size is {hidden}; is this another model's data?"
         )
     if int(ids.min()) < 0 or int(ids.max()) >= vocab:
         raise BadInput(
@@ -135,6 +148,11 @@ def read_sample(path: Path, states: Sequence[int], vocab: int, device: str = "cp
         argmax = flat(argmax, path, "target_argmax").long()
         if len(argmax) != length:
             raise BadInput(f"{path}: target_argmax has {len(argmax)} positions, not {length}")
+        if int(argmax.min()) < 0 or int(argmax.max()) >= vocab:
+            raise BadInput(
+                f"{path}: target_argmax reaches from {int(argmax.min())} to {int(argmax.max())}, but "
+                f"the target's vocabulary has {vocab} ids"
+            )
     return Sample(
         path=path,
         input_ids=ids.to(device),
@@ -147,7 +165,8 @@ def read_sample(path: Path, states: Sequence[int], vocab: int, device: str = "cp
 def load_plain(path: Path) -> dict[str, object]:
     """A `.pt` file's dict, without running code from it."""
     try:
-        raw = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        mapped = zipfile.is_zipfile(path)  # torch before 1.6 wrote other files
+        raw = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise BadInput(
             f"{path} contains pickled code, not only tensors, and was not loaded; save it again as a "

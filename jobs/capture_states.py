@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from eagle3.checkpoint import load_target_parts
+from eagle3.checkpoint import first_line, load_target_parts
 from eagle3.errors import BadInput
 from eagle3.repetition import cut
 from eagle3.samples import CAPTURE_FILE, read_capture
@@ -29,6 +30,8 @@ from jobs.files import write_json_atomic
 from jobs.inputs import pick_device, target_folder
 
 SHARD = 2000  # samples a rows_* folder
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.*", "*.tiktoken")
+SCORABLE = 2  # tokens in the mask; with fewer, no position can be scored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +98,8 @@ class CaptureStates:
             # Two captures of the same data may race; the first to finish wins, with the same content.
             found = read_capture(out) if case["keep"] else None
             if found is None:
-                raise BadInput(f"{out} cannot be written: {error.strerror or error}") from error
+                where = error.filename or out
+                raise BadInput(f"{where} cannot be written: {error.strerror or error}") from error
             summary = found
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -124,6 +128,7 @@ class CaptureStates:
     ) -> dict[str, Any]:
         """Write the samples of all prompts; returns what capture.json says of them."""
         new_tokens, window = int(case["new_tokens"]), case["repetition_window"]
+        least = int(case["min_new_tokens"]) if new_tokens else SCORABLE
         done = written = positions = following = 0
         batches = list(equal_lengths(prompts, int(case["batch"])))
         ticks = Ticks(self.events, new_tokens * len(batches))
@@ -133,16 +138,17 @@ class CaptureStates:
             for sample in self.run_batch(ids, batch.shape[1], window, states):
                 done += 1
                 self.events.progress("capture", done, len(prompts))
-                if new_tokens and int(sample.mask.sum()) < case["min_new_tokens"]:
+                if int(sample.mask.sum()) < least:
                     continue
                 positions += int(sample.mask.sum())
-                following += int((sample.argmax[:-1] == sample.ids[1:])[sample.mask[1:]].sum())
+                follows = sample.argmax[:-1] == sample.ids[1:]
+                following += int(follows[sample.mask[1:].bool()].sum())
                 write_sample(folder, written, sample)
                 written += 1
         if not written:
             raise BadInput(
-                f"none of {len(prompts)} prompts gave {case['min_new_tokens']} tokens or more; lower "
-                "data.capture.min_new_tokens"
+                f"none of {len(prompts)} prompts gave {least} tokens or more of the target's; use "
+                "longer prompts, or change data.capture.min_new_tokens and repetition_window"
             )
         return {
             "states": list(states),
@@ -192,14 +198,40 @@ def load_model(folder: Path, dtype: str, device: str) -> Any:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             dtype="auto" if dtype == "auto" else getattr(torch, dtype),
             local_files_only=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise BadInput(f"target {folder} cannot be loaded: {error}") from error
+        model, loading = loaded
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise BadInput(f"target {folder} cannot be loaded: {first_line(error)}") from error
+    # transformers fills what a file lacks with random numbers; states of those would look like any.
+    for what in ("missing_keys", "mismatched_keys"):
+        if loading.get(what):
+            names = ", ".join(sorted(str(key) for key in loading[what])[:5])
+            raise BadInput(
+                f"target {folder} has {what.replace('_', ' ')}: {names}; its states would be those of "
+                "random weights"
+            )
     return model.eval().requires_grad_(False).to(device)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The target's tokenizer; raises BadInput where it has none."""
+    from transformers import AutoTokenizer
+
+    # Without any of these files transformers may make an empty tokenizer up.
+    if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise BadInput(f"target {folder} holds no tokenizer; give the prompts as input_ids")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(
+            f"the tokenizer of target {folder} cannot be loaded ({first_line(error)}); give the prompts "
+            "as input_ids"
+        ) from error
 
 
 def decoder_layers(model: Any) -> nn.ModuleList:
@@ -301,9 +333,7 @@ def read_prompts(path: Path, target: Path) -> list[list[int]]:
         ids = entry.get("input_ids") if isinstance(entry, dict) else None
         if ids is None and isinstance(entry, dict) and isinstance(entry.get("text"), str):
             if tokenizer is None:
-                from transformers import AutoTokenizer
-
-                tokenizer = AutoTokenizer.from_pretrained(target, local_files_only=True)
+                tokenizer = load_tokenizer(target)
             ids = tokenizer(entry["text"])["input_ids"]
         if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
             raise BadInput(

@@ -26,7 +26,7 @@ from eagle3.metrics import (
     truth_tokens,
 )
 from eagle3.samples import Sample, read_capture, read_samples, sample_files, stored_states
-from eagle3.wiring import D2T, Embedding, Wiring
+from eagle3.wiring import Embedding, Wiring
 from jobs.events import Events
 from jobs.inputs import pick_device, target_folder
 
@@ -98,13 +98,15 @@ class DrafterTest:
             )
         embedding = self.embedding(wiring.embedding)
         to_target = draft_to_target_ids(drafter.d2t, wiring.d2t, drafter.shape.vocab)
-        # Coverage is a property of the checkpoint's vocabulary, whatever this case's reading of d2t.
-        in_vocab = torch.zeros(drafter.shape.vocab, dtype=torch.bool, device=self.device)
-        in_vocab[draft_to_target_ids(drafter.d2t, D2T.offset, drafter.shape.vocab)] = True
-
         texts: list[dict[str, Count]] = []
         digest = hashlib.sha256()
-        for sample in read_samples(self.files, self.states, drafter.shape.vocab, self.device):
+        for sample in read_samples(
+            self.files,
+            self.states,
+            vocab=drafter.shape.vocab,
+            hidden=drafter.shape.target_hidden,
+            device=self.device,
+        ):
             digest.update(sample_digest(sample))
             truth = truth_tokens(
                 sample.input_ids, sample.target_argmax, self.truth, str(sample.path)
@@ -126,7 +128,7 @@ class DrafterTest:
                 decoder_layer=wiring.decoder_layer,
             )
             chains = judge_chains(
-                drafted, rows, sample.input_ids, sample.loss_mask, truth, in_vocab
+                drafted, rows, sample.input_ids, sample.loss_mask, truth, drafter.t2d
             )
             texts.append(count_chains(chains))
             self.events.progress("score", len(texts), len(self.files))
@@ -144,8 +146,19 @@ class DrafterTest:
                 "drafter": self.checkpoint.fingerprint,
                 "data": f"sha256:{digest.hexdigest()}",
             },
-            "notes": [*self.checkpoint.notes, *notes],
+            "notes": [*self.checkpoint.notes, *self.vocabulary_notes(to_target), *notes],
         }
+
+    def vocabulary_notes(self, to_target: torch.Tensor) -> list[str]:
+        """Where this case's reading of d2t leads to tokens that t2d says are not drafted."""
+        t2d = self.checkpoint.drafter.t2d
+        outside = int((~t2d[to_target]).sum())
+        if not outside:
+            return []
+        return [
+            f"read so, {outside} of {len(to_target)} draft ids lead to tokens outside t2d, from which "
+            "coverage is counted"
+        ]
 
     def embedding(self, whose: Embedding) -> torch.Tensor:
         """The token embedding [V, H_d] that the wiring names."""

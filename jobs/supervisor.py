@@ -26,6 +26,7 @@ from jobs.host import identity, members, send_signal
 GRACE_S = 5.0
 UNKILLABLE_S = 10.0
 PR_SET_PDEATHSIG = 1
+SUPERVISOR = "JOBS_SUPERVISOR_PID"  # tells a worker whose child it must be
 PR_SET_CHILD_SUBREAPER = 36
 CANCEL = {signal.SIGTERM, signal.SIGINT}
 WAITED_FOR = {signal.SIGCHLD, *CANCEL}
@@ -178,7 +179,7 @@ def start_worker(run_dir: Path) -> int:
     return os.posix_spawn(
         sys.executable,
         arguments,
-        os.environ,
+        {**os.environ, SUPERVISOR: str(os.getpid())},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(run_dir / "log"), append, 0o644),

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from eagle3.errors import BadInput
 from jobs.events import Events
 from jobs.files import read_request, write_json_atomic
-from jobs.supervisor import PR_SET_PDEATHSIG, prctl
+from jobs.supervisor import PR_SET_PDEATHSIG, SUPERVISOR, prctl
 
 PACKAGES = ("torch", "safetensors", "transformers", "numpy")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -220,6 +220,9 @@ def main(arguments: list[str]) -> int:
     run_dir = Path(folder).absolute()
     # A worker whose supervisor was killed would go on unseen, on a GPU that looks free.
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.environ.get(SUPERVISOR, str(os.getppid())) != str(os.getppid()):
+        say("the supervisor was gone before the job began; nothing was run")
+        return 1
     try:
         request = read_request(run_dir)
     except BadInput as error:

@@ -46,6 +46,7 @@ def run_hydra(argv: list[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf import DictConfig
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     from orchestrator.explain import explain
     from orchestrator.paths import CONF
@@ -89,8 +90,13 @@ def run_hydra(argv: list[str]) -> int:
     sys.argv = ["orchestrator", *argv]
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise InputError(explain(error)) from error
+    except OSError as error:
+        raise InputError(
+            f"{error.filename} cannot be used ({error.strerror}); set results=FOLDER to a place that "
+            "can be written"
+        ) from error
     finally:
         sys.argv = saved_argv
         if saved_setting is None:
@@ -101,7 +107,7 @@ def run_hydra(argv: list[str]) -> int:
         raise refused[0]
     if not done:  # --help, --cfg and their like
         return 0
-    from orchestrator.loop import exit_code
+    from orchestrator.runs import exit_code
 
     return exit_code(done[0].folders, failed=done[0].failed)
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from orchestrator.errors import HostError, HostUnreachable
+from orchestrator.errors import HostError, HostUnreachable, InputError
+from orchestrator.paths import CLONE
 
-PROGRAM = Path(__file__).resolve().parent.parent / "jobs" / "host.py"
+PROGRAM = CLONE / "jobs" / "host.py"
 CHUNK = 1 << 20
 MAX_NOISE = 1 << 16
 CLOSE_S = 10.0
@@ -310,7 +311,9 @@ def open_local(root: Path, python: str, *, name: str = "this machine") -> Iterat
                 start_new_session=True,  # Ctrl-C in the terminal is for us alone
             )
         except OSError as error:
-            raise HostError(f"{name}: {python} cannot be run: {error.strerror}") from error
+            raise InputError(
+                f"{name}: {python} cannot be run ({error.strerror}); set host.python to an interpreter"
+            ) from error
 
         def diagnose() -> str:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -7,7 +7,6 @@ Whatever an experiment file or an override sets must stand in it.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from eagle3.errors import BadInput
 from eagle3.wiring import Wiring
 from orchestrator.errors import InputError
+from orchestrator.judge import parse_predictions
 from orchestrator.schema import JOB_SCHEMAS, Config
 
 # Which parts of the config a job reads. The others are dropped, so that setting one is an error.
@@ -31,6 +31,18 @@ SECTIONS = {
     "capture_states": {"target", "data"},
 }
 SHARED = {"claim", "predict", "strict", "host", "job", "tracking", "results"}
+LEAST = {
+    "job.steps": 1,
+    "job.threads": 1,
+    "job.max_samples": 1,
+    "job.seed": 0,
+    "job.timeout_s": 0.1,
+    "data.capture.new_tokens": 0,
+    "data.capture.min_new_tokens": 2,  # with fewer, no position is scored
+    "data.capture.repetition_window": 2,
+    "data.capture.batch": 1,
+    "data.capture.max_samples": 1,
+}
 HINTS = {
     "wiring.layers": "choose an experiment, such as +experiment=layers_m1_2_30, or write "
     "wiring.layers=[-1,2,30]",
@@ -44,7 +56,6 @@ class Resolved:
 
     config: dict[str, Any]
     yaml: str
-    digest: str
     experiment: str | None
     overrides: tuple[str, ...]
 
@@ -95,6 +106,8 @@ def resolve(cfg: DictConfig, hydra: Any) -> Resolved:
             "tracking.uri holds a password, which would be filed with the run; give MLflow its "
             "credentials by MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
         )
+    parse_predictions(resolved["predict"])
+    check_ranges(resolved)
     if "wiring" in resolved:
         try:
             Wiring.parse(resolved["wiring"]).states()
@@ -105,10 +118,23 @@ def resolve(cfg: DictConfig, hydra: Any) -> Resolved:
     return Resolved(
         config=resolved,
         yaml=text,
-        digest=hashlib.sha256(text.encode()).hexdigest(),
         experiment=None if experiment is None else flat_choice(experiment),
         overrides=overrides,
     )
+
+
+def check_ranges(config: Mapping[str, Any]) -> None:
+    """Numbers must make sense: no draft chain of no step, no batch of nothing."""
+    for key, least in LEAST.items():
+        found, value = look_up(config, key)
+        if found and value is not None and value < least:
+            raise InputError(f"{key} is {value}, but must be at least {least}")
+    for key in ("data.states", "data.capture.states"):
+        found, states = look_up(config, key)
+        if found and states is not None and (len(set(states)) < len(states) or min(states) < 0):
+            raise InputError(
+                f"{key} is {states}; it must name each canonical state once, from 0 up"
+            )
 
 
 def flat_choice(choice: Any) -> str:

@@ -53,9 +53,20 @@ def follow(channel: Channel, run_id: str, folder: Path, on_event: OnEvent) -> di
                 offsets[name] += len(part)
         *lines, rest = (rest + parts["events.jsonl"]).split(b"\n")
         for line in lines:
-            on_event(json.loads(line))
+            event = whole_event(line)
+            if event is not None:
+                on_event(event)
         if seen in OVER and not any(parts.values()):
             return state
+
+
+def whole_event(line: bytes) -> dict[str, Any] | None:
+    """An event, or None for a line that a full disk has torn."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "type" in event else None
 
 
 def poll(

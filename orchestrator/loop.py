@@ -8,20 +8,20 @@ from the records on disk, since Hydra swallows what a job function returns.
 from __future__ import annotations
 
 import json
-import re
-import secrets
-import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.channel import Channel, open_local
+from omegaconf import OmegaConf
+
+from orchestrator.channel import Channel, RefusedError, open_local
 from orchestrator.config import Resolved
-from orchestrator.errors import InputError, OrchestratorError, TrackingError
+from orchestrator.errors import HostUnreachable, InputError, OrchestratorError, TrackingError
 from orchestrator.follow import Ended, collect, follow, write_atomic
-from orchestrator.judge import Prediction, judge, not_answered, parse_predictions
+from orchestrator.judge import judge, not_answered, parse_predictions
 from orchestrator.paths import CLONE, RunPaths, runs_folder
 from orchestrator.plan import (
     CASE,
@@ -33,14 +33,13 @@ from orchestrator.plan import (
     made_data,
 )
 from orchestrator.push import push_tree
+from orchestrator.runs import create_folder, failed_result, new_run_id, why_not, write_json
 from orchestrator.show import Show
 from orchestrator.snapshot import Snapshot, take_snapshot
 from orchestrator.tracking import Tracking, default_tracking, how_to_open
 
 if TYPE_CHECKING:
     from orchestrator.tracking import Store
-
-BAD_INPUT = ("BadInput", "InputError")  # raised on the host, and here
 
 
 class Session:
@@ -50,6 +49,7 @@ class Session:
         self.show = show
         self.folders: list[Path] = []  # of the runs made, in order
         self.failed = False  # something went wrong that no run's records tell
+        self.cancelled = False  # the last run was cancelled, so a sweep stops
         self._stack = ExitStack()
         self._channels: dict[tuple[str, str], tuple[Channel, str]] = {}
         self._snapshot: Snapshot | None = None
@@ -104,47 +104,86 @@ def open_and_heal(tracking: Tracking, results: Path) -> Store:
 def run(session: Session, resolved: Resolved, sweep: str | None = None) -> Path:
     """Answer one hypothesis and file it; returns the run's folder on this machine.
 
-    Raises InputError before anything is started; whatever happens later is in the records.
+    Raises InputError before anything is started; whatever happens later is in the records, and
+    where the host is lost on the way, `resume` goes on from them.
     """
     config = resolved.config
-    predictions = parse_predictions(config["predict"])
-    results = Path(config["results"])
     snapshot = session.snapshot()
     run_id = new_run_id(resolved.experiment or config["job"]["name"])
-    paths = create_folder(results, run_id, resolved, snapshot, sweep)
+    paths = create_folder(Path(config["results"]), run_id, resolved, snapshot, sweep)
     session.folders.append(paths.folder)
     session.show.heading(config, resolved.experiment, run_id)
-    try:
-        answer(session, config, predictions, run_id, paths)
-    except OSError as error:
-        raise OrchestratorError(
-            f"{error.filename or paths.folder} cannot be written ({error.strerror}); make room and run "
-            f"it again; what the host has of this run stays in {config['host']['work']}/runs/{run_id}"
-        ) from error
-    file_run(session, tracking_of(config), results, paths)
+    conclude(session, config, paths, lambda: execute(session, config, run_id, paths))
     return paths.folder
 
 
-def answer(
-    session: Session,
-    config: dict[str, Any],
-    predictions: tuple[Prediction, ...],
-    run_id: str,
-    paths: RunPaths,
+def resume(session: Session, folder: Path) -> None:
+    """Take up a run whose command ended before it did: follow it, collect, judge and file it."""
+    paths = RunPaths(folder)
+    config: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(paths.config))  # type: ignore[assignment]
+    record = json.loads(paths.run.read_bytes())
+    session.folders.append(folder)
+    session.show.heading(config, record["experiment"], record["run_id"])
+
+    def take_up() -> Ended:
+        channel, _ = session.channel(config["host"])
+        for path in (paths.log, paths.events):
+            path.write_bytes(b"")  # read again from the start
+        session.store(tracking_of(config), Path(config["results"]))
+        try:
+            with session.show.progress() as on_event:
+                state = follow(channel, record["run_id"], folder, on_event)
+        except RefusedError as error:
+            if error.kind != "missing":
+                raise
+            raise OrchestratorError(
+                "the command was stopped before the job was started; run it again"
+            ) from error
+        result = collect(channel, record["run_id"], record["case_id"], paths)
+        return Ended(state=state, result=result)
+
+    conclude(session, config, paths, take_up)
+
+
+def conclude(
+    session: Session, config: dict[str, Any], paths: RunPaths, ending: Callable[[], Ended]
 ) -> None:
-    """Execute a run, judge it and show it; its folder then holds the verdict."""
+    """Bring a run to its end by `ending`, judge it, show it and file it."""
     try:
-        ended = execute(session, config, run_id, paths)
+        answer(session, config, paths, ending)
+    except HostUnreachable as error:
+        # Never the same as a failed run: it may go on there, so nothing is judged.
+        session.failed = True
+        session.show.line(f"unreachable  {error}", style="red")
+        session.show.line(f"Take it up again with: python -m orchestrator record {paths.folder}")
+        return
+    except OSError as error:
+        raise OrchestratorError(
+            f"{error.filename or paths.folder} cannot be written ({error.strerror}); make room, then "
+            f"take the run up again with: python -m orchestrator record {paths.folder}"
+        ) from error
+    file_run(session, tracking_of(config), Path(config["results"]), paths)
+
+
+def answer(
+    session: Session, config: dict[str, Any], paths: RunPaths, ending: Callable[[], Ended]
+) -> None:
+    """End a run, judge it and show it; its folder then holds the verdict."""
+    try:
+        ended = ending()
         verdict = (
-            judge(predictions, (ended.result or {}).get("metrics", {}))
+            judge(parse_predictions(config["predict"]), (ended.result or {}).get("metrics", {}))
             if ended.ok
             else not_answered(why_not(ended, paths))
         )
+    except HostUnreachable:
+        raise
     except OrchestratorError as error:
         ended = Ended(state={}, result=failed_result(error))
         write_json(paths.result, ended.result)
         verdict = not_answered(str(error))
     write_json(paths.verdict, verdict.plain())
+    session.cancelled = ended.state.get("state") == "cancelled"
     if ended.ok and ended.result is not None:
         session.show.answer(ended.result, verdict.plain())
     else:
@@ -159,7 +198,7 @@ def execute(session: Session, config: dict[str, Any], run_id: str, paths: RunPat
     job = config["job"]["name"]
     if job == "capture_states":
         prompts = place_prompts(channel, config)
-        out = host_path("job.out", config["job"]["out"])
+        out = expanded(channel, "job.out", config["job"]["out"])
         request = capture_request(config, target, prompts, out, root, keep=False)
         return start_and_follow(session, channel, config, code, run_id, request, paths)
     drafter = place(channel, "drafter", config["drafter"])
@@ -186,9 +225,14 @@ def execute(session: Session, config: dict[str, Any], run_id: str, paths: RunPat
 def place(channel: Channel, role: str, section: dict[str, Any]) -> Placed:
     """An input on the host: sent along where it lies here, used in place where it lies there."""
     if section["where"] == "host":
-        return Placed(path=host_path(role, section["path"]), digest="")
+        return Placed(path=expanded(channel, role, section["path"]), digest="")
     tree = local_tree(role, section["path"])
     return Placed(path=push_tree(channel, "inputs", tree), digest=tree.digest)
+
+
+def expanded(channel: Channel, role: str, path: str) -> str:
+    """A path on the host with its `~` expanded by the host."""
+    return str(channel.request("stat", path=host_path(role, path)).header["path"])
 
 
 def place_prompts(channel: Channel, config: dict[str, Any]) -> Placed:
@@ -235,12 +279,13 @@ def file_run(session: Session, tracking: Tracking, results: Path, paths: RunPath
 
     try:
         filed = fill_run(session.store(tracking, results).result(), paths.folder)
-    except TrackingError as error:
-        session.show.line(f"not filed  {error}", style="red")
+    except (TrackingError, KeyboardInterrupt) as error:
+        reason = str(error) or "interrupted"
+        session.show.line(f"not filed  {reason}", style="red")
         session.show.line(
-            f"The run is whole in {paths.folder}; file it with: python -m orchestrator record "
-            f"{paths.folder}"
+            f"The run is whole; file it: python -m orchestrator record {paths.folder}"
         )
+        session.cancelled |= isinstance(error, KeyboardInterrupt)
         return
     write_json(paths.filed, {"uri": tracking.uri, "run": filed.mlflow_run_id})
     session.show.filed(
@@ -255,112 +300,3 @@ def tracking_of(config: dict[str, Any]) -> Tracking:
     if uri is None:
         return Tracking(uri=default.uri, experiment=experiment, artifact_root=default.artifact_root)
     return Tracking(uri=uri, experiment=experiment)
-
-
-def create_folder(
-    results: Path, run_id: str, resolved: Resolved, snapshot: Snapshot, sweep: str | None
-) -> RunPaths:
-    """The run's folder with all that is known before it starts."""
-    paths = RunPaths(runs_folder(results) / run_id)
-    try:
-        paths.folder.mkdir(parents=True)
-        paths.config.write_text(resolved.yaml, encoding="utf-8")
-        paths.snapshot_diff.write_text(snapshot.diff, encoding="utf-8")
-        paths.log.touch()
-        record = {
-            "run_id": run_id,
-            "case_id": CASE,
-            "experiment": resolved.experiment,
-            "claim": resolved.config["claim"],
-            "predict": resolved.config["predict"],
-            "strict": resolved.config["strict"],
-            "job": resolved.config["job"]["name"],
-            "host": resolved.config["host"]["name"],
-            "snapshot": {"digest": snapshot.digest, "commit": snapshot.commit},
-            "overrides": list(resolved.overrides),
-            "sweep": sweep,
-            "created": time.time(),
-        }
-        write_json(paths.run, record)
-    except OSError as error:
-        raise InputError(
-            f"{paths.folder} cannot be written ({error.strerror}); set results=FOLDER to a place "
-            "with room"
-        ) from error
-    return paths
-
-
-def new_run_id(name: str) -> str:
-    """A name for a run that sorts by time and is safe in paths and shells."""
-    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:48].strip("-.") or "run"
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{slug}-{secrets.token_hex(3)}"
-
-
-def why_not(ended: Ended, paths: RunPaths) -> str:
-    """Why a job gave no answer, in one sentence."""
-    if ended.result is not None and ended.result.get("error"):
-        error = ended.result["error"]
-        plain = error["kind"] in BAD_INPUT
-        return str(error["message"]) if plain else f"{error['kind']}: {error['message']}"
-    state = ended.state
-    last = last_line(paths.log)
-    said = f"; its last line: {last}" if last else ""
-    words = {
-        "finished": f"the job ended with exit code {state.get('rc')} and left no result{said}",
-        "killed": f"the job was killed by {state.get('signal_name')}"
-        + (
-            f" (out of memory, by the {state['out_of_memory']})"
-            if state.get("out_of_memory")
-            else ""
-        )
-        + said,
-        "timed_out": "the job ran past its time limit (job.timeout_s) and was stopped",
-        "cancelled": "the run was cancelled",
-        "vanished": f"the job vanished: {state.get('reason', 'its supervisor is gone')}",
-    }
-    return words[state["state"]]
-
-
-def last_line(path: Path) -> str:
-    """The last line of a log that is not empty."""
-    if not path.is_file():
-        return ""
-    lines = path.read_bytes()[-4096:].decode("utf-8", "replace").strip().splitlines()
-    return lines[-1][:300] if lines else ""
-
-
-def failed_result(error: OrchestratorError) -> dict[str, Any]:
-    """The result of a run that failed on this side, before or beside the job."""
-    return {
-        "case_id": CASE,
-        "status": "failed",
-        "error": {"kind": type(error).__name__, "message": str(error), "traceback": ""},
-        "started": time.time(),
-        "ended": time.time(),
-        "metrics": {},
-        "curves": {},
-    }
-
-
-def write_json(path: Path, data: Any) -> None:
-    """A JSON file under its final name only when complete."""
-    write_atomic(path, json.dumps(data, indent=1, allow_nan=False).encode())
-
-
-def exit_code(folders: list[Path], failed: bool = False) -> int:
-    """0 answered, 1 not answered or not filed, 2 bad input, 3 refuted with strict=true."""
-    codes = {code_of(RunPaths(folder)) for folder in folders} | ({1} if failed else set())
-    return next((code for code in (1, 2, 3) if code in codes), 0)
-
-
-def code_of(paths: RunPaths) -> int:
-    """The exit code of one run, from its records."""
-    if not paths.verdict.is_file():
-        return 1
-    verdict = json.loads(paths.verdict.read_bytes())["verdict"]
-    if verdict == "not_answered":
-        result = json.loads(paths.result.read_bytes()) if paths.result.is_file() else {}
-        return 2 if (result.get("error") or {}).get("kind") in BAD_INPUT else 1
-    if not paths.filed.is_file():
-        return 1
-    return 3 if verdict == "refuted" and json.loads(paths.run.read_bytes())["strict"] else 0

@@ -7,7 +7,6 @@ from pathlib import Path
 
 CLONE = Path(__file__).resolve().parent.parent
 CONF = CLONE / "conf"
-HOST_PROGRAM = CLONE / "jobs" / "host.py"
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,34 @@
-"""Verb `record`: file runs in MLflow again from their folders; the end state is always the same."""
+"""Verb `record`: bring runs into MLflow from their folders, and from the host where they go on.
+
+Filing a run again changes nothing. A run whose command was stopped is taken up: followed to its end,
+collected, judged and filed.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from orchestrator.errors import InputError, TrackingError
-from orchestrator.loop import tracking_of, write_json
+from orchestrator.errors import InputError, OrchestratorError, TrackingError
+from orchestrator.loop import Session, file_run, resume, tracking_of
 from orchestrator.paths import CLONE, RunPaths, runs_folder, sweeps_folder
-from orchestrator.show import Show
-from orchestrator.tracking import Store, Tracking, how_to_open, open_store
+from orchestrator.show import Show, error_line
+from orchestrator.tracking import Tracking
 
 USAGE = "python -m orchestrator record RUN… | all [results=FOLDER]"
 
 
 def run(arguments: list[str]) -> int:
-    """File the runs named (or all of them) and then the sweeps they belong to."""
+    """File the runs named (or all of them) and the sweeps they belong to; 0 if all were filed."""
     show = Show()
     results = CLONE / "results"
     names = []
     for argument in arguments:
         if argument in ("-h", "--help"):
-            show.line(f"{USAGE}\nFile runs again from their folders; filing twice changes nothing.")
+            show.line(f"{USAGE}\nFile runs from their folders; one that goes on is followed first.")
             return 0
         if argument.startswith("results="):
             results = Path(argument.removeprefix("results=")).expanduser().absolute()
@@ -32,19 +37,17 @@ def run(arguments: list[str]) -> int:
         else:
             names.append(argument)
     folders = run_folders(runs_folder(results), names)
-    stores: dict[Tracking, Store] = {}
-    failed = False
-    for folder in folders:
-        if not RunPaths(folder).verdict.is_file():
-            show.line(
-                f"not filed  {folder.name} has not ended here: its command was stopped before"
-            )
-            failed = True
-            continue
-        failed |= not file_again(folder, stores, show)
-    for sweep in sweeps_of(folders):
-        failed |= not file_sweep_again(sweep, stores, show)
-    return 1 if failed else 0
+    with Session(show) as session:
+        for folder in folders:
+            try:
+                bring_in(session, folder)
+            except OrchestratorError as error:
+                session.failed = True
+                error_line(str(error))
+        for sweep in sweeps_of(folders):
+            file_sweep_again(session, sweep)
+    unfiled = any(not RunPaths(folder).filed.is_file() for folder in folders)
+    return 1 if unfiled or session.failed else 0
 
 
 def run_folders(root: Path, names: list[str]) -> list[Path]:
@@ -55,49 +58,49 @@ def run_folders(root: Path, names: list[str]) -> list[Path]:
         return sorted(p for p in root.glob("*") if RunPaths(p).run.is_file())
     folders = []
     for name in names:
-        folder = Path(name) if "/" in name else root / name
+        folder = (Path(name) if "/" in name else root / name).absolute()
         if not RunPaths(folder).run.is_file():
             raise InputError(f"there is no run {name} ({RunPaths(folder).run} does not exist)")
         folders.append(folder)
     return folders
 
 
-def file_again(folder: Path, stores: dict[Tracking, Store], show: Show) -> bool:
-    """File one run; False where the store refuses it, said on the terminal."""
-    from orchestrator.record import fill_run
-
+def bring_in(session: Session, folder: Path) -> None:
+    """File one run; one without a verdict is taken up first."""
     paths = RunPaths(folder)
-    tracking = tracking_of(OmegaConf.to_container(OmegaConf.load(paths.config)))  # type: ignore[arg-type]
-    try:
-        if tracking not in stores:
-            stores[tracking] = open_store(tracking)
-        filed = fill_run(stores[tracking], folder)
-    except TrackingError as error:
-        show.line(f"not filed  {folder.name}: {error}", style="red")
-        return False
-    write_json(paths.filed, {"uri": tracking.uri, "run": filed.mlflow_run_id})
-    show.line(f"filed  {folder.name} as {filed.mlflow_run_id}; {how_to_open(tracking)}")
-    return True
+    if not paths.verdict.is_file():
+        resume(session, folder)
+        return
+    paths.filed.unlink(missing_ok=True)  # until the store says so again
+    session.show.line(f"run      {folder.name}")
+    file_run(session, tracking_in(folder), folder.parent.parent, paths)
 
 
-def sweeps_of(folders: list[Path]) -> list[Path]:
+def tracking_in(folder: Path) -> Tracking:
+    """Where a run's own config files it."""
+    config = OmegaConf.to_container(OmegaConf.load(RunPaths(folder).config))
+    return tracking_of(config)  # type: ignore[arg-type]
+
+
+def sweeps_of(folders: Iterable[Path]) -> list[Path]:
     """The folders of the sweeps that these runs belong to, beside the runs' own."""
     found = set()
     for folder in folders:
         sweep = json.loads(RunPaths(folder).run.read_bytes()).get("sweep")
         if sweep:
-            found.add(sweeps_folder(folder.absolute().parent.parent) / sweep)
+            found.add(sweeps_folder(folder.parent.parent) / sweep)
     return sorted(found)
 
 
-def file_sweep_again(sweep: Path, stores: dict[Tracking, Store], show: Show) -> bool:
-    """File a sweep's parent run in the store of its runs."""
+def file_sweep_again(session: Session, sweep: Path) -> None:
+    """File a sweep's parent run in the store of its own runs."""
     from orchestrator.record import fill_sweep
 
+    results = sweep.parent.parent
+    first = json.loads((sweep / "sweep.json").read_bytes())["runs"][0]
     try:
-        for store in stores.values():
-            fill_sweep(store, sweep, runs_folder(sweep.parent.parent))
+        store = session.store(tracking_in(runs_folder(results) / first), results).result()
+        fill_sweep(store, sweep, runs_folder(results))
     except TrackingError as error:
-        show.line(f"not filed  sweep {sweep.name}: {error}", style="red")
-        return False
-    return True
+        session.failed = True
+        session.show.line(f"not filed  sweep {sweep.name}: {error}", style="red")

@@ -98,7 +98,7 @@ class CaptureConfig:
     states: list[int] = MISSING  # canonical
     new_tokens: int = MISSING  # greedy tokens behind each prompt; 0 captures the text as given
     repetition_window: int | None = None  # cut where this many tokens in a row come a second time
-    min_new_tokens: int = 1  # a shorter continuation is left out
+    min_new_tokens: int = 2  # a shorter continuation is left out
     batch: int = 32
     max_samples: int | None = None
     dtype: Dtype = Dtype.auto

@@ -11,13 +11,17 @@ from typing import Any
 
 from orchestrator.config import Resolved
 from orchestrator.errors import OrchestratorError, TrackingError
-from orchestrator.loop import Session, run, tracking_of, write_json
+from orchestrator.loop import Session, run, tracking_of
 from orchestrator.paths import RunPaths, runs_folder, sweeps_folder
+from orchestrator.runs import write_json
 from orchestrator.show import error_line, wiring_in_words
 
 
 def run_sweep(session: Session, points: Sequence[Resolved]) -> None:
-    """Run every point in turn; each is shown and filed as it ends, then all of them together."""
+    """Run every point in turn; each is shown and filed as it ends, then all of them together.
+
+    A point that fails does not take the others down; one that is cancelled ends the sweep.
+    """
     results = Path(points[0].config["results"])
     sweep_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     folder = sweeps_folder(results) / sweep_id
@@ -29,18 +33,28 @@ def run_sweep(session: Session, points: Sequence[Resolved]) -> None:
         "created": time.time(),
         "ended": None,
     }
-    folder.mkdir(parents=True)
-    for number, point in enumerate(points, start=1):
-        session.show.line(f"run {number} of {len(points)}", style="bold")
-        try:
-            run(session, point, sweep=sweep_id)
-        except OrchestratorError as error:
-            session.failed = True
-            error_line(str(error))
-        record["runs"] = [path.name for path in session.folders]
+    try:
+        folder.mkdir(parents=True)
+        for number, point in enumerate(points, start=1):
+            session.show.line(f"run {number} of {len(points)}", style="bold")
+            try:
+                run(session, point, sweep=sweep_id)
+            except OrchestratorError as error:
+                session.failed = True
+                error_line(str(error))
+            record["runs"] = [path.name for path in session.folders]
+            write_json(folder / "sweep.json", record)
+            if session.cancelled:
+                session.failed = True
+                session.show.line(f"cancelled: {len(points) - number} runs were not started")
+                break
+        record["ended"] = time.time()
         write_json(folder / "sweep.json", record)
-    record["ended"] = time.time()
-    write_json(folder / "sweep.json", record)
+    except OSError as error:
+        raise OrchestratorError(
+            f"{error.filename or folder} cannot be written ({error.strerror}); make room or set "
+            "results=FOLDER"
+        ) from error
     session.show.sweep([row(RunPaths(path)) for path in session.folders])
     file_sweep(session, points[0], folder, results)
 
@@ -55,6 +69,9 @@ def row(paths: RunPaths) -> dict[str, Any]:
     """A run as one line of the sweep's table."""
     request = json.loads(paths.request.read_bytes()) if paths.request.is_file() else {}
     result = json.loads(paths.result.read_bytes()) if paths.result.is_file() else {}
+    verdict = "not_answered"
+    if paths.verdict.is_file():
+        verdict = json.loads(paths.verdict.read_bytes())["verdict"]
     wiring = (request.get("cases") or [{}])[0].get("wiring")
     name = json.loads(paths.run.read_bytes())["experiment"] or ""
 
@@ -66,7 +83,7 @@ def row(paths: RunPaths) -> dict[str, Any]:
         "wiring": f"{name}  {wiring_in_words(wiring)}".strip() if wiring else name,
         "accuracy": figure("accuracy"),
         "accept_length": figure("accept_length"),
-        "verdict": json.loads(paths.verdict.read_bytes())["verdict"],
+        "verdict": verdict,
     }
 
 

@@ -23,8 +23,7 @@ from urllib.parse import quote, unquote, urlsplit
 from urllib.request import url2pathname
 
 from orchestrator.errors import TrackingError
-
-CLONE = Path(__file__).resolve().parent.parent
+from orchestrator.paths import CLONE
 
 # Set before mlflow is imported, and only where the user has not set them: a server that is down
 # costs seconds instead of the default's minutes, and nothing is sent anywhere or printed.

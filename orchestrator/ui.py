@@ -22,7 +22,8 @@ from typing import IO
 from urllib.parse import urlsplit
 
 from orchestrator.errors import InputError, OrchestratorError, TrackingError
-from orchestrator.tracking import CLONE, default_tracking, safe_uri, sqlite_path
+from orchestrator.paths import CLONE
+from orchestrator.tracking import default_tracking, safe_uri, sqlite_path
 
 USAGE = """\
 usage: python -m orchestrator ui [port=5000] [host=127.0.0.1] [tracking.uri=URI]
@@ -102,7 +103,7 @@ def _command(uri: str, options: Options) -> tuple[list[str], Path]:
         if not database.is_file():
             raise TrackingError(
                 f"no run was filed yet in {database}; make one with "
-                "`python -m orchestrator experiment=NAME`, then start ui again."
+                "`python -m orchestrator +experiment=NAME`, then start ui again."
             )
         folder = database.parent
         root = (folder / "mlartifacts").as_uri()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -62,9 +63,9 @@ def lay_out(folder: Path, out: Path) -> Path:
         write_json(temporary / "generation_config.json", {"eos_token_id": model.shape.vocab - 1})
         write_json(temporary / "config.json", hf_config(model.shape))
         temporary.rename(out)
-    except OSError:
+    except (OSError, SafetensorError) as error:
         if not (out / "config.json").is_file():  # else another process laid it out meanwhile
-            raise
+            raise BadInput(f"{out} cannot be written: {error}; make room there") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return out

@@ -131,6 +131,9 @@ def test_a_missing_folder_says_what_a_checkpoint_is(tmp_path: Path) -> None:
         ({"hidden_size": None}, "lacks 'hidden_size'"),
         ({"hidden_size": "24"}, "'hidden_size' must be a positive integer, not '24'"),
         ({"norm_before_residual": True}, "sets norm_before_residual=True, which"),
+        ({"eagle_config": {"norm_output": True}}, r"sets eagle_config\.norm_output=True, which"),
+        ({"hidden_act": "gelu"}, "sets hidden_act='gelu'"),
+        ({"rope_scaling": [1]}, "must be objects or null"),
         ({"attention_bias": True}, "sets attention_bias=True, which"),
         ({"num_hidden_layers": 2}, "declares 2 decoder layers"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "asks for 'yarn' rope scaling"),
@@ -152,6 +155,30 @@ def test_a_default_is_said_aloud(drafter_folder: Path) -> None:
     loaded = load_drafter(drafter_folder)
     assert loaded.drafter.shape.rope_theta == 10_000
     assert any("rope_theta" in note and "10000" in note for note in loaded.notes)
+
+
+def test_declared_layer_ids_and_an_ambiguous_switch_are_said_aloud(drafter_folder: Path) -> None:
+    ids = {"eagle_aux_hidden_state_layer_ids": [2, 30, 58]}
+    edit_config(drafter_folder, norm_output=False, eagle_config=ids)
+    notes = " ".join(load_drafter(drafter_folder).notes)
+    assert "norm_output=false, read as engines do" in notes
+    assert "declares aux layer ids [2, 30, 58], in no stated convention" in notes
+
+
+def test_weights_must_be_finite_floats_and_old_files_are_read(drafter_folder: Path) -> None:
+    path = drafter_folder / "model.safetensors"
+    tensors = load_file(path)
+    path.unlink()
+    path = drafter_folder / "pytorch_model.bin"
+    torch.save(tensors, path, _use_new_zipfile_serialization=False)
+    assert load_drafter(drafter_folder).drafter.shape == SHAPE
+    own = torch.full((SHAPE.vocab, SHAPE.hidden), torch.nan)
+    wrong = {"fc.weight": tensors["fc.weight"].to(torch.int8), "embed_tokens.weight": own}
+    torch.save({**tensors, **wrong}, path)
+    with pytest.raises(
+        BadInput, match=r"fc\.weight holds torch\.int8.*embed_tokens\.weight holds NaN"
+    ):
+        load_drafter(drafter_folder)
 
 
 def test_rope_theta_in_the_new_spelling(drafter_folder: Path) -> None:

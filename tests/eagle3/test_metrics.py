@@ -170,6 +170,13 @@ def test_a_rate_at_its_limit_has_the_exact_binomial_interval(
     assert (found.low, found.high) == (pytest.approx(low, abs=1e-5), pytest.approx(high, abs=1e-5))
 
 
+def test_a_dead_drafters_accept_length_has_an_interval_too() -> None:
+    found = rate([Count(25, 25)] * 4, Truth.next_token, limits=(1.0, 5.0))
+    assert found is not None
+    assert (found.value, found.low) == (1.0, 1.0)
+    assert found.high == pytest.approx(1 + 4 * 0.03622, abs=1e-4)
+
+
 def test_one_text_alone_has_the_whole_range_as_interval() -> None:
     found = rate([Count(7, 10)], Truth.next_token, limits=(0.0, 1.0))
     assert found is not None

@@ -35,7 +35,7 @@ def save(folder: Path, raw: Any) -> Path:
 
 
 def test_states_are_found_by_their_canonical_number(tmp_path: Path) -> None:
-    sample = read_sample(save(tmp_path, content()), STATES, vocab=50)
+    sample = read_sample(save(tmp_path, content()), STATES, vocab=50, hidden=4)
     aux = sample.aux([31, 0, 59])
     assert aux.shape == (6, 12)
     assert aux.dtype == torch.float32
@@ -47,11 +47,11 @@ def test_a_leading_batch_dimension_is_taken_off(tmp_path: Path) -> None:
     raw = content()
     raw["input_ids"] = raw["input_ids"][None]
     raw["hidden_states"] = [h[None] for h in raw["hidden_states"]]
-    assert read_sample(save(tmp_path, raw), STATES, vocab=50).aux([3]).shape == (6, 4)
+    assert read_sample(save(tmp_path, raw), STATES, vocab=50, hidden=4).aux([3]).shape == (6, 4)
 
 
 def test_a_state_that_is_not_stored_is_named_with_those_that_are(tmp_path: Path) -> None:
-    sample = read_sample(save(tmp_path, content()), STATES, vocab=50)
+    sample = read_sample(save(tmp_path, content()), STATES, vocab=50, hidden=4)
     with pytest.raises(
         BadInput, match=r"asks for state 2, 30, but the data stores only 0, 3, 31, 59"
     ):
@@ -81,7 +81,7 @@ def test_a_wrong_sample_is_named_with_what_is_wrong(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(BadInput, match=rf"data_7\.pt.*{words}"):
-        read_sample(save(tmp_path, content(**changes)), STATES, vocab=50)
+        read_sample(save(tmp_path, content(**changes)), STATES, vocab=50, hidden=4)
 
 
 class Payload:
@@ -97,7 +97,7 @@ class Payload:
 def test_a_file_that_contains_code_is_refused_and_not_run(tmp_path: Path) -> None:
     path = save(tmp_path, content(extra=Payload(tmp_path / "ran")))
     with pytest.raises(BadInput, match=r"data_7\.pt contains pickled code.*not loaded"):
-        read_sample(path, STATES, vocab=50)
+        read_sample(path, STATES, vocab=50, hidden=4)
     assert not (tmp_path / "ran").exists()
 
 
@@ -106,7 +106,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, keep: int) -> None:
     path = save(tmp_path, content())
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(BadInput, match=r"data_7\.pt is damaged or truncated"):
-        read_sample(path, STATES, vocab=50)
+        read_sample(path, STATES, vocab=50, hidden=4)
 
 
 def test_files_come_in_numeric_order(tmp_path: Path) -> None:
@@ -127,5 +127,9 @@ def test_which_states_are_stored_is_declared_or_written_and_must_agree(tmp_path:
     assert stored_states(tmp_path, [0, 3]) == (0, 3)
     (tmp_path / "capture.json").write_text(json.dumps({"states": [0, 3, 31]}))
     assert stored_states(tmp_path, None) == (0, 3, 31)
+    (tmp_path / "capture.json").write_text(json.dumps({"states": 3}))
+    with pytest.raises(BadInput, match="does not list the stored states"):
+        stored_states(tmp_path, None)
+    (tmp_path / "capture.json").write_text(json.dumps({"states": [0, 3, 31]}))
     with pytest.raises(BadInput, match=r"data\.states says \[0, 3\], but .* says \[0, 3, 31\]"):
         stored_states(tmp_path, [0, 3])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -94,7 +95,7 @@ def test_states_are_those_behind_every_layer(target: Path, tmp_path: Path) -> No
     out = capture(target, tmp_path, prompts)
     texts = []
     for path in sample_files(out):
-        sample = read_sample(path, STATES, vocab=40)
+        sample = read_sample(path, STATES, vocab=40, hidden=16)
         states, logits = hooked(target, sample.input_ids)
         for k in STATES:
             torch.testing.assert_close(sample.states[k], states[k], atol=1e-5, rtol=1e-5)
@@ -105,18 +106,52 @@ def test_states_are_those_behind_every_layer(target: Path, tmp_path: Path) -> No
     assert sorted(texts) == sorted(prompts)
     written = json.loads((out / "capture.json").read_text())
     assert (written["states"], written["num_layers"], written["samples"]) == (STATES, LAYERS, 4)
+    assert written["positions"] == 4 + 2 + 4 + 4
 
 
 def test_a_continuation_is_the_targets_greedy_choice(target: Path, tmp_path: Path) -> None:
     out = capture(target, tmp_path, [[1, 2, 3], [4, 5, 6], [7, 8]], new_tokens=9)
     for path in sample_files(out):
-        sample = read_sample(path, STATES, vocab=40)
+        sample = read_sample(path, STATES, vocab=40, hidden=16)
         new = int(sample.loss_mask.sum())
         prompt = len(sample.input_ids) - new
         assert sample.loss_mask.tolist() == [False] * prompt + [True] * new
         _, logits = hooked(target, sample.input_ids)
         assert torch.equal(logits.argmax(-1)[prompt - 1 : -1], sample.input_ids[prompt:])
         assert new == 9 or int(sample.input_ids[-1]) == 39
+    written = json.loads((out / "capture.json").read_text())
+    assert written["positions_following_argmax"] == written["positions"] > 0
+
+
+def test_a_text_that_is_not_the_targets_own_is_counted_so(target: Path, tmp_path: Path) -> None:
+    out = capture(target, tmp_path, [[1, 2, 3, 4, 5, 6, 7, 8], [9]])
+    (path,) = sample_files(out)  # one token alone has nothing to score and is left out
+    sample = read_sample(path, STATES, vocab=40, hidden=16)
+    _, logits = hooked(target, sample.input_ids)
+    written = json.loads((out / "capture.json").read_text())
+    follows = int((logits.argmax(-1)[:-1] == sample.input_ids[1:]).sum())
+    assert (written["positions"], written["left_out"]) == (7, 1)
+    assert written["positions_following_argmax"] == follows < 7
+
+
+def test_a_target_that_lacks_tensors_is_not_filled_with_random_ones(
+    target: Path, tmp_path: Path
+) -> None:
+    path = target / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.1.mlp.down_proj.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(BadInput, match=r"missing keys: model\.layers\.1\.mlp\.down_proj\.weight"):
+        capture(target, tmp_path, [[1, 2, 3]])
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(BadInput, match=r"target .* cannot be loaded|is damaged or truncated"):
+        capture(target, tmp_path, [[1, 2, 3]])
+
+
+def test_text_needs_a_tokenizer(target: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"text": "x"}')
+    with pytest.raises(BadInput, match="holds no tokenizer; give the prompts as input_ids"):
+        read_prompts(tmp_path / "p.jsonl", target)
 
 
 @pytest.mark.parametrize(

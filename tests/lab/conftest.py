@@ -59,7 +59,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 
 @pytest.fixture(scope="session")
 def samples(lab: Lab) -> list[Sample]:
-    return list(read_samples(sample_files(lab.data), STORED, vocab=1024))
+    return list(read_samples(sample_files(lab.data), STORED, vocab=1024, hidden=128))
 
 
 @pytest.fixture(scope="session")

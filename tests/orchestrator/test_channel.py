@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.channel import PROGRAM, Channel, RefusedError, Request, open_local
-from orchestrator.errors import HostError, HostUnreachable
+from orchestrator.errors import HostError, HostUnreachable, InputError
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_leaving_does_not_wait_for_a_follow(tmp_path: Path) -> None:
 
 def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
     with (
-        pytest.raises(HostError, match="/no/python cannot be run: No such file"),
+        pytest.raises(InputError, match=r"/no/python cannot be run \(No such file"),
         open_local(tmp_path, "/no/python"),
     ):
         pass

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from mlflow import MlflowClient
+from safetensors.torch import load_file, save_file
 
 from orchestrator.__main__ import main
 from orchestrator.paths import CLONE
@@ -127,6 +128,8 @@ class Payload:
         ("drafter.path=relative/path", "is relative; name it by its absolute path on the host"),
         ("wiring.layers=[-1,1,5]", "asks for state 6, but the data stores only 0, 2, 5"),
         ("wiring.layers=[-1,1,9]", "canonical state 10, but the target has 7 decoder layers"),
+        ("host.python=/nowhere/python", "/nowhere/python cannot be run"),
+        ("data.path='~/no such folder'", str(Path.home() / "no such folder") + " does not exist"),
         ("wiring.layers=[-1,1]", "names 2 states, but the drafter's fc takes 3"),
         ("wiring.embedding=target", "the target's embedding is 20 wide and the drafter 24"),
         ("job.device=cuda", "torch finds no CUDA device here"),
@@ -148,7 +151,9 @@ def test_bad_input_found_on_the_host_is_one_sentence_and_exit_code_2(
 
 
 def start(world: World, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "orchestrator", *world.overrides(*OWN, *more)]
+    flags = [argument for argument in more if argument.startswith("-")]
+    settings = world.overrides(*OWN, *(m for m in more if m not in flags))
+    command = [sys.executable, "-m", "orchestrator", *flags, *settings]
     return subprocess.Popen(
         command, cwd=CLONE, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -194,6 +199,104 @@ def test_death_while_running_is_told_truly_and_never_left_running(
     assert run.info.status == ("FAILED" if state == "vanished" else "KILLED")
     with pytest.raises(ProcessLookupError):
         os.killpg(supervisor["pgid"], 0)
+
+
+def taken_up(world: World, folder: Path) -> Any:
+    """The run after `record`, in MLflow."""
+    assert main(["record", str(folder)]) == 0
+    assert record(folder, "verdict.json")["verdict"] == "measured"
+    assert record(folder, "result.json")["status"] == "ok"
+    return filed(world, folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_command_that_dies_loses_nothing(world: World, number: signal.Signals) -> None:
+    known = set((world.results / "host" / "runs").glob("*"))
+    command = start(world)
+    job_of(world, known)
+    command.send_signal(number)
+    command.communicate(timeout=20)
+    folder = runs(world)[-1]
+    assert not (folder / "verdict.json").exists()
+    run = taken_up(world, folder)
+    assert run.info.status == "FINISHED"
+    assert (
+        run.data.metrics["accuracy"]
+        == record(folder, "result.json")["metrics"]["accuracy"]["value"]
+    )
+
+
+def test_a_host_that_is_lost_is_not_a_failed_run(world: World) -> None:
+    known = set((world.results / "host" / "runs").glob("*"))
+    command = start(world)
+    job_of(world, known)
+    children = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
+    for child in children:
+        if b"host.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+            os.kill(int(child), signal.SIGKILL)
+    out, _ = command.communicate(timeout=60)
+    assert command.returncode == 1
+    assert "unreachable" in out
+    folder = runs(world)[-1]
+    assert f"record {folder}" in out
+    assert not (folder / "verdict.json").exists()
+    assert not (folder / "filed.json").exists()
+    assert taken_up(world, folder).info.status == "FINISHED"
+
+
+def test_ctrl_c_in_a_sweep_cancels_the_run_and_starts_no_other(world: World) -> None:
+    known = set((world.results / "host" / "runs").glob("*"))
+    before = len(runs(world))
+    command = start(world, "-m", "wiring.layers=[-1,1,4],[4,1,-1],[1,4,-1]")
+    job_of(world, known)
+    command.send_signal(signal.SIGINT)
+    out, _ = command.communicate(timeout=60)
+    assert command.returncode == 1
+    assert "2 runs were not started" in out
+    assert len(runs(world)) == before + 1
+    assert filed(world, runs(world)[-1]).info.status == "KILLED"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("broken", "# @package _global_\nwiring: [1,\n", "broken.yaml"),
+        ("headless", "wiring: {layers: [1]}\n", "does not open with '# @package _global_'"),
+    ],
+)
+def test_an_experiment_file_that_cannot_be_used_is_named(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, name: str, text: str, words: str
+) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / f"{name}.yaml").write_text(text)
+    assert main(["--config-dir", str(tmp_path), f"+experiment={name}"]) == 2
+    err = capfd.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_a_sweep_into_a_folder_that_cannot_be_written_is_refused(
+    world: World, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    more = (f"results={tmp_path}/file/r", "wiring.layers=[-1,1,4],[4,1,-1]")
+    assert main(["-m", *world.overrides(*OWN, *more)]) == 2
+    err = capfd.readouterr().err
+    assert "set results=FOLDER" in err
+    assert "Traceback" not in err
+
+
+def test_d2t_absolute_on_a_table_of_absolute_ids(world: World, tmp_path: Path) -> None:
+    shutil.copytree(world.root / "drafter", tmp_path / "drafter")
+    path = tmp_path / "drafter" / "model.safetensors"
+    tensors = load_file(path)
+    own = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+    save_file({**tensors, "d2t": own}, path)
+    figures = []
+    for overrides in ((), (f"drafter.path={tmp_path}/drafter", "wiring.d2t=absolute")):
+        assert main(world.overrides(*OWN, *overrides)) == 0
+        figures.append(record(runs(world)[-1], "result.json")["metrics"])
+    assert figures[0] == figures[1]
 
 
 def test_a_time_limit_stops_the_job(world: World, capfd: pytest.CaptureFixture[str]) -> None:
