@@ -19,9 +19,8 @@ def explain(error: BaseException) -> str:
     source = cause if isinstance(cause, OmegaConfBaseException) else error
     lines = [line.strip() for line in str(source).splitlines() if line.strip()]
     text = " ".join(line for line in lines if not line.startswith(NOISE))
-    misplaced = re.search(
-        r"In '(experiment/[^']+)': .*Key 'experiment' not in 'Config'", str(error)
-    )
+    joined = " ".join(str(error).split())
+    misplaced = re.search(r"In '(experiment/[^']+)': .*Key 'experiment' not in 'Config'", joined)
     if misplaced:
         return (
             f"{misplaced.group(1)}.yaml does not open with '# @package _global_', so its values land "

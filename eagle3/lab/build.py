@@ -55,10 +55,18 @@ def main() -> None:
     parser.add_argument("--drafter-steps", type=int, default=DRAFTER_STEPS)
     parser.add_argument("--tuning-steps", type=int, default=TUNING_STEPS)
     arguments = parser.parse_args()
-    arguments.work.mkdir(parents=True, exist_ok=True)
+    # A folder for each set of settings: a stage is never taken over from other ones.
+    settings = (
+        arguments.seed,
+        arguments.target_steps,
+        arguments.drafter_steps,
+        arguments.tuning_steps,
+    )
+    work = arguments.work / "-".join(map(str, settings))
+    work.mkdir(parents=True, exist_ok=True)
     build(
         arguments.out,
-        arguments.work,
+        work,
         arguments.seed,
         arguments.target_steps,
         arguments.drafter_steps,
@@ -152,8 +160,7 @@ def timed(name: str, work: Path, seconds: dict[str, float], make: Callable[[], A
         started = time.monotonic()
         product = make()
         torch.save({"product": product, "seconds": time.monotonic() - started}, path)
-    # weights_only is off: the file was written by this very program.
-    saved = torch.load(path, weights_only=False)
+    saved = torch.load(path, weights_only=True)
     seconds[name] = saved["seconds"]
     say(f"{name}: {saved['seconds']:.0f} s")
     return saved["product"]

@@ -110,7 +110,10 @@ def training_tokens(files: int = 150) -> Tensor:
 
 
 def training_text(count: int) -> list[Tensor]:
-    """Texts as the drafter was trained on: prompts with the target's own words, without loops."""
+    """Texts as the drafter was trained on: prompts with the target's own words, without loops.
+
+    The standard library's text would be another one: the drafter never learnt to predict it.
+    """
     prompts = windows(training_tokens(), count, seed=1)
     texts = continue_prompts(load_live(CLONE / "lab" / "target"), prompts, 72)
     lengths = [cut(row, PROMPT, {1023}, REPETITION_WINDOW) for row in texts.tolist()]
