@@ -8,9 +8,6 @@ error. Pickled code is never executed.
 from __future__ import annotations
 
 import hashlib
-import json
-import pickle
-import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from eagle3.errors import BadInput
+from eagle3.files import first_line, load_pt, read_json
 from eagle3.model import Drafter, DrafterShape
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -69,22 +67,6 @@ def load_drafter(folder: Path, device: str = "cpu") -> DrafterCheckpoint:
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise BadInput(
-            f"{path} does not exist; a checkpoint is a folder with config.json and one of "
-            f"{' or '.join(WEIGHT_FILES)}"
-        ) from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise BadInput(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise BadInput(f"{path} holds no JSON object but {type(data).__name__}")
-    return data
-
-
 def find_weights(folder: Path) -> Path:
     """The weights file of a checkpoint folder."""
     found = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
@@ -102,24 +84,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        # Files of torch before 1.6 are no zip archives and cannot be memory-mapped.
-        mapped = zipfile.is_zipfile(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError as error:
-        raise BadInput(
-            f"{path} contains pickled code, not only tensors, and was not loaded; save a plain "
-            "state_dict or convert it to safetensors"
-        ) from error
-    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
+    except (SafetensorError, OSError) as error:
         raise BadInput(f"{path} is damaged or truncated: {first_line(error)}") from error
+    loaded = load_pt(path)
     if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
         raise BadInput(f"{path} holds no state_dict (a dict of names to tensors)")
     return dict(loaded)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its class where it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def drafter_shape(

@@ -66,19 +66,3 @@ def canonical_states(
 ) -> tuple[int, ...]:
     """Canonical states of a list of layer ids, in the list's own order."""
     return tuple(canonical_state(i, convention, num_layers) for i in layer_ids)
-
-
-def layer_id_for(k: int, convention: LayerConvention, num_layers: int | None = None) -> int:
-    """The layer id that names canonical state k in a convention; the inverse of canonical_state."""
-    layer_id = k - 1 if convention is LayerConvention.output else k
-    canonical_state(layer_id, convention, num_layers)
-    return layer_id
-
-
-def state_in_words(k: int, num_layers: int | None = None) -> str:
-    """A canonical state for a person: 'the embedding output', 'the state after 3 layers'."""
-    if k == 0:
-        return "the embedding output"
-    if k == num_layers:
-        return f"the state after all {k} layers, before the final norm"
-    return f"the state after {k} layer{'s' if k > 1 else ''}"

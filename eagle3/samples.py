@@ -12,9 +12,7 @@ Files are loaded with weights only, so pickled code is refused, never run.
 
 from __future__ import annotations
 
-import pickle
 import re
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3.checkpoint import first_line, read_json
 from eagle3.errors import BadInput
+from eagle3.files import load_pt, read_json
 
 CAPTURE_FILE = "capture.json"
 
@@ -163,17 +161,8 @@ def read_sample(
 
 
 def load_plain(path: Path) -> dict[str, object]:
-    """A `.pt` file's dict, without running code from it."""
-    try:
-        mapped = zipfile.is_zipfile(path)  # torch before 1.6 wrote other files
-        raw = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError as error:
-        raise BadInput(
-            f"{path} contains pickled code, not only tensors, and was not loaded; save it again as a "
-            "dict of tensors"
-        ) from error
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
-        raise BadInput(f"{path} is damaged or truncated: {first_line(error)}") from error
+    """A `.pt` file's dict."""
+    raw = load_pt(path)
     if not isinstance(raw, dict):
         raise BadInput(f"{path} holds no dict but {type(raw).__name__}")
     return raw

@@ -21,8 +21,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from eagle3.checkpoint import first_line, load_target_parts
+from eagle3.checkpoint import load_target_parts
 from eagle3.errors import BadInput
+from eagle3.files import first_line
 from eagle3.repetition import cut
 from eagle3.samples import CAPTURE_FILE, read_capture
 from jobs.events import Events
