@@ -156,9 +156,11 @@ class Show:
         self.console.rule(
             f"[bold]{answered} answered, {len(rows) - answered} not answered", align="left"
         )
-        table = Table("wiring", "accuracy", "accept length", "verdict", box=None, pad_edge=False)
+        columns = ("experiment", "wiring", "accuracy", "accept length", "verdict")
+        table = Table(*columns, box=None, pad_edge=False)
         for row in rows:
-            cells = (escape(row["wiring"]), row["accuracy"], row["accept_length"])
+            names = (escape(row["experiment"]), escape(row["wiring"]))
+            cells = (*names, row["accuracy"], row["accept_length"])
             table.add_row(
                 *cells, f"[{COLOURS[row['verdict']]}]{row['verdict'].replace('_', ' ')}[/]"
             )
@@ -174,6 +176,16 @@ def wiring_in_words(wiring: Mapping[str, Any]) -> str:
         f"layers {wiring['layers']} ({wiring['convention']}) = states {states}; d2t {wiring['d2t']}; "
         f"decoder layer {wiring['decoder_layer']}; embedding {wiring['embedding']}"
     )
+
+
+def wiring_in_short(wiring: Mapping[str, Any]) -> str:
+    """'[-1, 2, 30] = states 0, 3, 31', and the switches that are not at their usual place."""
+    from eagle3.wiring import Wiring
+
+    states = ", ".join(str(k) for k in Wiring.parse(wiring).states())
+    usual = {"d2t": "offset", "decoder_layer": "included", "embedding": "target"}
+    unusual = [f"{name} {wiring[name]}" for name in usual if wiring[name] != usual[name]]
+    return "; ".join([f"{wiring['layers']} = states {states}", *unusual])
 
 
 def error_line(message: str) -> None:

@@ -14,7 +14,7 @@ from orchestrator.errors import OrchestratorError, TrackingError
 from orchestrator.loop import Session, run, tracking_of
 from orchestrator.paths import RunPaths, runs_folder, sweeps_folder
 from orchestrator.runs import write_json
-from orchestrator.show import error_line, wiring_in_words
+from orchestrator.show import error_line, wiring_in_short
 
 
 def run_sweep(session: Session, points: Sequence[Resolved]) -> None:
@@ -80,7 +80,8 @@ def row(paths: RunPaths) -> dict[str, Any]:
         return f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]" if found else "-"
 
     return {
-        "wiring": f"{name}  {wiring_in_words(wiring)}".strip() if wiring else name,
+        "experiment": name,
+        "wiring": wiring_in_short(wiring) if wiring else "",
         "accuracy": figure("accuracy"),
         "accept_length": figure("accept_length"),
         "verdict": verdict,
