@@ -35,6 +35,7 @@ def open_job(request: Mapping[str, Any], events: Events) -> DrafterTest:
     """Read everything that all cases share."""
     device = pick_device(request["device"], events)
     inputs = request["inputs"]
+    capture_missing_data(inputs["data"], events)
     target = load_target_parts(target_folder(inputs["target"]), device)
     drafter = load_drafter(Path(inputs["drafter"]["path"]), device)
     check_fit(drafter, target)
@@ -50,6 +51,22 @@ def open_job(request: Mapping[str, Any], events: Events) -> DrafterTest:
     for note in drafter.notes:
         events.note(note)
     return DrafterTest(request, events, device, target, drafter, files, states)
+
+
+def capture_missing_data(data: Mapping[str, Any], events: Events) -> None:
+    """Capture the data first where the request says how and it is not there yet.
+
+    In one job with the test, so that an answer needs nobody who waits for the capture.
+    """
+    request = data.get("capture")
+    if request is None or read_capture(Path(data["path"])):
+        return
+    from jobs import capture_states
+
+    (case,) = request["cases"]
+    capture_states.open_job(request, events).run_case(case)
+    if request["device"] != "cpu" and torch.cuda.is_available():
+        torch.cuda.empty_cache()  # the target is gone; its memory goes back to the GPU's others
 
 
 def check_fit(drafter: DrafterCheckpoint, target: TargetParts) -> None:

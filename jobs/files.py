@@ -12,6 +12,7 @@ from typing import Any
 from eagle3.errors import BadInput
 
 CASE_ID = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,120}", re.ASCII)
+DEVICES = ("cpu", "cuda", "auto")
 JOB = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 
 
@@ -52,8 +53,29 @@ def read_request(run_dir: Path) -> dict[str, Any]:
         raise BadInput(f"{path}: threads {threads!r} is not a whole number of at least 1")
     _check_seconds(path, request, "timeout_s", 0.0, optional=True)
     _check_seconds(path, request, "grace_s", -1.0, optional="grace_s" not in request)
+    _check_machine(path, request)
     _check_cases(path, request.get("cases"))
     return request
+
+
+def _check_machine(path: Path, request: dict[str, Any]) -> None:
+    """The keys that say where on the machine a job runs; each may be missing."""
+    if request.get("device", "cpu") not in DEVICES:
+        raise BadInput(f"{path}: device {request['device']!r} is not one of {', '.join(DEVICES)}")
+    if not _is_list_of(str, request.get("checkouts", [])):
+        raise BadInput(f"{path}: checkouts is not a list of paths")
+    if "gpus" not in request:
+        return
+    gpus = request["gpus"]
+    wanted = gpus.get("wanted") if isinstance(gpus, dict) else ()
+    if not (wanted is None or _is_list_of(int, wanted)) or not isinstance(gpus.get("lease"), bool):
+        raise BadInput(f"{path}: gpus {gpus!r} is not {{wanted: [numbers] or null, lease: bool}}")
+    if "device" not in request:
+        raise BadInput(f"{path}: gpus stands there without a device")
+
+
+def _is_list_of(kind: type, value: object) -> bool:
+    return isinstance(value, list) and all(type(item) is kind for item in value)
 
 
 def _check_seconds(

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -42,7 +43,11 @@ CHUNK = 1 << 20
 MAX_HEADER = 64 << 20
 MAX_READ = 64 << 20
 MAX_WAIT_S = 60.0
+STALL_S = 30.0  # without a byte in the middle of a request, the client is taken for gone
 YOUNG_S = 60.0  # how long a run folder may stand without any trace of its supervisor
+PART = 8 << 20  # content of this size and more goes on where a cut connection left it
+PROBE_S = 60.0
+MARK = "ORCHESTRATOR_RUN"  # in the environment of all that a run starts: its folder
 STALE_S = 86_400.0  # a temporary name older than this belongs to a program that was killed
 OVER = frozenset({"finished", "killed", "timed_out", "cancelled", "vanished"})
 KINDS = ("snapshots", "inputs")
@@ -153,6 +158,18 @@ def members(record: Fields) -> list[int]:
     )
 
 
+def marked(run_dir: Path) -> list[int]:
+    """Living processes that this run started, its supervisor too, whatever became of their parents."""
+    mark = f"{MARK}={os.path.realpath(run_dir)}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        # Another user's process cannot be read, and was not started from here.
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return sorted(found)
+
+
 def send_signal(pids: Iterable[int], number: int) -> None:
     """Signals each of these processes; one that has just gone is fine."""
     for pid in pids:
@@ -182,7 +199,8 @@ def derive_state(run_dir: Path, now: float | None = None) -> Fields:
     """The run's state, from its folder and from /proc alone.
 
     `state` is queued, starting, running, finished, killed, timed_out, cancelled or vanished; the
-    last comes with a `reason`. An ended run carries all of exit.json.
+    last comes with a `reason`, and queued with `waiting_for` where it waits for a lease. An ended
+    run carries all of exit.json.
     """
     run_dir = Path(run_dir)
     ended = read_json(run_dir / "exit.json")
@@ -194,6 +212,10 @@ def derive_state(run_dir: Path, now: float | None = None) -> Fields:
         alive = {"state": "running", **running, **asked}
         reason = "its supervisor is gone and wrote no exit.json"
         gone = not is_alive(running)
+    elif (queued := read_json(run_dir / "queue.json")) is not None:
+        alive = {"state": "queued", **queued, **asked}
+        reason = f"its supervisor is gone; it was waiting for {queued.get('waiting_for')}"
+        gone = not is_alive(queued)
     elif (spawned := read_json(run_dir / "spawn.json")) is not None:
         alive = {"state": "starting", **spawned, **asked}
         reason = "its supervisor ended before it could start the job"
@@ -237,13 +259,18 @@ class Wire:
         self._source = source
         self._sink = sink
         self._buffer = b""
+        self.inside = False  # a request has begun and has not been answered
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes."""
         if not self._buffer:
+            # A network that went away says nothing: what a dead client holds must become free.
+            if self.inside and not select.select([self._source], [], [], STALL_S)[0]:
+                raise ClientGoneError
             self._buffer = os.read(self._source, CHUNK)
             if not self._buffer:
                 raise ClientGoneError
+        self.inside = True
         taken, self._buffer = self._buffer[:size], self._buffer[size:]
         return taken
 
@@ -266,6 +293,7 @@ class Wire:
 
     def reply(self, header: Fields, payload: bytes = b"") -> None:
         """One reply; raises ClientGoneError when nobody reads it."""
+        self.inside = False
         line = json.dumps({**header, "payload": len(payload)}).encode() + b"\n"
         left = memoryview(line + payload)
         try:
@@ -387,6 +415,7 @@ class Host:
             "missing": self.missing,
             "put": self.put,
             "lay_out": self.lay_out,
+            "probe": self.probe,
             "start": self.start,
             "follow": self.follow,
             "read": self.read,
@@ -465,31 +494,55 @@ class Host:
         return {"missing": [sha for sha in hashes if not self.blob(sha).is_file()]}, b""
 
     def put(self, request: Fields) -> Answer:
-        """{hash} and the content: it gets its name once it is complete, verified and on disk."""
+        """{hash, offset} and the content from there: named once complete, verified and on disk.
+
+        Large content that is cut off stays as a part, whose size `lay_out` tells, and goes on from
+        there; refused as `busy` where another program is writing that part.
+        """
         sha = sha256_name(request.get("hash"))
+        offset = field(request, "offset", int, 0)
+        payload = request["payload"]
         target = self.blob(sha)
         if target.is_file():
             return {"stored": False}, b""
         target.parent.mkdir(parents=True, exist_ok=True)
-        temp = self.temp(sha[:16])
+        large = offset + payload.left >= PART
+        temp = self.part(sha) if large else self.temp(sha[:16])
         hasher = hashlib.sha256()
         try:
-            with temp.open("xb") as file:
-                while part := request["payload"].read():
+            with temp.open("a+b" if large else "xb") as file:
+                if large:
+                    take_up(file, offset, hasher)
+                while part := payload.read():
                     hasher.update(part)
                     file.write(part)
                 file.flush()
                 os.fsync(file.fileno())
-            if hasher.hexdigest() != sha:
-                raise RequestError("corrupt", f"the content sent for {sha} is {hasher.hexdigest()}")
-            temp.chmod(0o444)  # trees hold hard links to it: nobody should write into those
-            temp.replace(target)
+                if hasher.hexdigest() != sha:
+                    raise RequestError(
+                        "corrupt", f"the content sent for {sha} is {hasher.hexdigest()}"
+                    )
+                temp.chmod(0o444)  # trees hold hard links to it: nobody should write into those
+                temp.replace(target)
         except OSError as error:
+            temp.unlink(missing_ok=True)
             error.filename = str(target)
             raise
-        finally:
-            temp.unlink(missing_ok=True)
+        except RequestError as refusal:
+            if refusal.kind == "corrupt":
+                temp.unlink(missing_ok=True)
+            raise
+        except ClientGoneError:
+            if not large:
+                temp.unlink(missing_ok=True)
+            raise
         return {"stored": True}, b""
+
+    def part(self, sha: str) -> Path:
+        """Where the beginning of large content is kept until the rest of it comes."""
+        folder = self.root / "tmp"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{sha}.part"
 
     def lay_out(self, request: Fields) -> Answer:
         """{kind, digest, files: {path: {hash, mode}}} → {path}; refused with `missing` hashes.
@@ -520,8 +573,12 @@ class Host:
             sha for sha in {sha: None for sha, _ in files.values()} if not self.has(sha, checked)
         ]
         if missing:
+            parts = {sha: size for sha in missing if (size := file_size(self.part(sha)))}
             raise RequestError(
-                "missing", f"{len(missing)} blobs are not in the store", missing=missing
+                "missing",
+                f"{len(missing)} blobs are not in the store",
+                missing=missing,
+                parts=parts,
             )
         temp = self.temp(digest[:16])
         try:
@@ -565,6 +622,32 @@ class Host:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not target.is_dir():
                 raise
 
+    def probe(self, request: Fields) -> Answer:
+        """{python, env, argument}, a program as payload → what `python - argument` prints.
+
+        It is asked of the interpreter and in the environment that jobs get, not in this program's.
+        """
+        python = str(Path(field(request, "python", str)).expanduser())
+        env = {**os.environ, **environment(request)}
+        try:
+            done = subprocess.run(
+                [python, "-", field(request, "argument", str)],
+                input=request["payload"].all(),
+                capture_output=True,
+                env=env,
+                timeout=PROBE_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise RequestError("python", f"{python} did not answer in {PROBE_S:.0f} s") from None
+        except OSError as error:
+            raise unusable(python, error) from None
+        if done.returncode:
+            lines = done.stderr.decode("utf-8", errors="replace").strip().splitlines()
+            last = lines[-1] if lines else f"exit status {done.returncode}"
+            raise RequestError("python", f"{python} cannot tell what is installed: {last}")
+        return {"free": shutil.disk_usage(self.root).free}, done.stdout
+
     # runs
 
     def run_dir(self, request: Fields) -> Path:
@@ -582,20 +665,17 @@ class Host:
         return run_dir
 
     def start(self, request: Fields) -> Answer:
-        """{run_id, snapshot, python, env}, request.json as payload → {pid, run_dir}.
+        """{run_id, snapshot, needs, python, env}, request.json as payload → {run_dir, started}.
 
-        `snapshot` is what lay_out returned, or that path relative to the root. The supervisor gets
-        a session of its own and none of this program's streams: it outlives the channel.
+        `snapshot` is what lay_out returned, or that path relative to the root; `needs` are further
+        trees that must stand. The supervisor gets a session of its own and none of this program's
+        streams: it outlives the channel. Asked again with the same request, after a connection was
+        cut, a run is started only if it was not.
         """
         run_dir = self.run_dir(request)
         python = str(Path(field(request, "python", str)).expanduser())
         snapshot = self.root / field(request, "snapshot", str)
-        env = field(request, "env", dict, {})
-        for name, value in env.items():
-            if not isinstance(value, str) or "\0" in name + value or "=" in name or not name:
-                raise RequestError(
-                    "request", f"the environment variable {name!r} is not a plain string"
-                )
+        env = environment(request)
         data = request["payload"].all()
         try:
             named = json.loads(data)["run_id"]
@@ -611,24 +691,42 @@ class Host:
             raise RequestError(
                 "missing", f"{snapshot} is no snapshot: it has no jobs/supervisor.py"
             )
+        for need in field(request, "needs", list, []):
+            if not (self.root / relative_path(need)).is_dir():
+                raise RequestError("missing", f"{self.root / need} is not laid out")
+        self.claim(run_dir, data)
+        with (run_dir / "request.json").open("rb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)  # two programs may be asked to start the same run
+            if any((run_dir / f"{name}.json").exists() for name in ("spawn", "supervisor", "exit")):
+                return {"run_dir": str(run_dir), "started": False}, b""
+            try:
+                supervisor = self._spawn(run_dir, python, snapshot, env)
+            except (OSError, RequestError):
+                shutil.rmtree(run_dir, ignore_errors=True)  # nothing ran: the id stays free
+                raise
+            self._supervisors.append(supervisor)
+            # Without this record a supervisor that died early would look queued for a minute.
+            with contextlib.suppress(OSError):
+                write_atomic(run_dir / "spawn.json", json.dumps(identity(supervisor.pid)).encode())
+        return {"run_dir": str(run_dir), "started": True}, b""
+
+    def claim(self, run_dir: Path, data: bytes) -> None:
+        """Makes the run's folder with its request in one step; refused where it is another's."""
         run_dir.parent.mkdir(parents=True, exist_ok=True)
+        temp = self.temp(run_dir.name)
         try:
-            run_dir.mkdir()
-        except FileExistsError:
-            raise RequestError(
-                "exists", f"there is already a run {run_dir.name} on this host"
-            ) from None
-        try:
-            write_atomic(run_dir / "request.json", data)
-            supervisor = self._spawn(run_dir, python, snapshot, env)
-        except (OSError, RequestError):
-            shutil.rmtree(run_dir, ignore_errors=True)  # nothing ran: the id stays free
-            raise
-        self._supervisors.append(supervisor)
-        # Without this record a supervisor that died early would look queued for a minute.
-        with contextlib.suppress(OSError):
-            write_atomic(run_dir / "spawn.json", json.dumps(identity(supervisor.pid)).encode())
-        return {"pid": supervisor.pid, "run_dir": str(run_dir)}, b""
+            temp.mkdir()
+            write_atomic(temp / "request.json", data)
+            temp.rename(run_dir)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            if not same_content(run_dir / "request.json", data):
+                raise RequestError(
+                    "exists", f"there is already another run {run_dir.name} on this host"
+                ) from None
+        finally:
+            shutil.rmtree(temp, ignore_errors=True)
 
     @staticmethod
     def _spawn(
@@ -647,14 +745,11 @@ class Host:
                     stdout=log,
                     stderr=log,
                     cwd=snapshot,
-                    env={**inherited, **env},
+                    env={**inherited, **env, MARK: os.path.realpath(run_dir)},
                     start_new_session=True,
                 )
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR):
-                reason = f"{python} cannot be run: {error.strerror}; set the host's python"
-                raise RequestError("python", reason) from None
-            raise
+            raise unusable(python, error) from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -728,7 +823,8 @@ class Host:
         """{run_id, signal: TERM, INT or KILL} → {state, signalled, left}: pids.
 
         TERM and INT ask the supervisor to end the job's processes; KILL ends them and the
-        supervisor at once, and `left` names those still there two seconds later.
+        supervisor at once. `left` names what is there of the run: for KILL two seconds later, and
+        for a run that has ended what outlived it.
         """
         run_dir = self.known_run(request)
         name = request.get("signal")
@@ -736,8 +832,9 @@ class Host:
             raise RequestError(
                 "request", f"{name!r} is no signal to send to a run: TERM, INT or KILL"
             )
-        if (run_dir / "exit.json").exists():
-            return {"state": derive_state(run_dir), "signalled": [], "left": []}, b""
+        if (run_dir / "exit.json").exists() and name != "KILL":
+            left = marked(run_dir)
+            return {"state": derive_state(run_dir), "signalled": [], "left": left}, b""
         with contextlib.suppress(OSError):  # a full disk must not keep anybody from cancelling
             write_atomic(
                 run_dir / "cancel", json.dumps({"signal": name, "t": time.time()}).encode()
@@ -748,14 +845,12 @@ class Host:
         number = signal.Signals[f"SIG{name}"]
         supervisor = [int(record["pid"])] if is_alive(record) else []
         everybody = name == "KILL" or not supervisor
-        targets = supervisor + (members(record) if everybody else [])
+        targets = family(run_dir, record) if everybody else supervisor
         send_signal(targets, number)
-        left: list[int] = []
-        if name == "KILL":
-            deadline = time.monotonic() + 2
-            while (left := members(record)) and time.monotonic() < deadline:
-                send_signal(left, number)
-                time.sleep(0.01)
+        deadline = time.monotonic() + (2 if name == "KILL" else 0)
+        while (left := family(run_dir, record)) and time.monotonic() < deadline:
+            send_signal(left, number)
+            time.sleep(0.01)
         return {"state": derive_state(run_dir), "signalled": targets, "left": left}, b""
 
     def list_runs(self, _request: Fields) -> Answer:
@@ -769,6 +864,54 @@ class Host:
                 state = {"state": "vanished", "reason": str(refusal)}
             runs.append({**state, "run_id": run_dir.name})
         return {"runs": runs}, b""
+
+
+def family(run_dir: Path, record: Fields) -> list[int]:
+    """Every living process of a run: its supervisor, what stands below it, what got away."""
+    supervisor = [int(record["pid"])] if is_alive(record) else []
+    return sorted({*supervisor, *members(record), *marked(run_dir)})
+
+
+def environment(request: Fields) -> dict[str, str]:
+    """The request's `env`: variables beside those that this program was started with."""
+    env: dict[str, str] = field(request, "env", dict, {})
+    for name, value in env.items():
+        if not isinstance(value, str) or "\0" in name + value or "=" in name or not name:
+            raise RequestError(
+                "request", f"the environment variable {name!r} is not a plain string"
+            )
+    return env
+
+
+def unusable(python: str, error: OSError) -> Exception:
+    """What to raise where an interpreter could not be started."""
+    if error.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR):
+        return RequestError(
+            "python", f"{python} cannot be run: {error.strerror}; set the host's python"
+        )
+    return error
+
+
+def take_up(file: Any, offset: int, hasher: Any) -> None:
+    """Locks a part, keeps its first `offset` bytes and feeds them to the hasher."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RequestError("busy", "another command is sending the same content") from None
+    if os.fstat(file.fileno()).st_size < offset:
+        raise RequestError("busy", "what was sent of this content before is gone")
+    file.truncate(offset)
+    file.seek(0)
+    while part := file.read(CHUNK):
+        hasher.update(part)
+
+
+def same_content(path: Path, data: bytes) -> bool:
+    """Whether the file holds exactly this."""
+    try:
+        return path.read_bytes() == data
+    except OSError:
+        return False
 
 
 def file_size(path: Path) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,18 @@ def pick_device(wanted: str, events: Events) -> str:
     available = torch.cuda.is_available()
     if wanted == "auto":
         chosen = "cuda" if available else "cpu"
-        events.note(f"job.device=auto: running on {chosen}")
+        events.note(f"job.device=auto: running on {chosen}{'' if available else why_no_cuda()}")
         return chosen
     if wanted == "cuda" and not available:
-        raise BadInput("job.device=cuda, but torch finds no CUDA device here; use job.device=cpu")
+        raise BadInput(
+            f"job.device=cuda, but torch finds no CUDA device here{why_no_cuda()}; use job.device=cpu"
+        )
     return wanted
+
+
+def why_no_cuda() -> str:
+    """', since …' where it is plain why torch finds no GPU, else nothing."""
+    if not (torch.version.cuda or torch.version.hip):
+        return f", since torch {torch.__version__} is built without CUDA"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible!r}"

@@ -4,7 +4,8 @@
 
 The worker and all it starts live below this process: in one process group, in this session, and,
 where the kernel has child-subreapers, as its descendants even when their parents die. exit.json is
-written when none of them is left.
+written when none of them is left. Before the worker starts its GPUs are chosen, and where it wants a
+lease on them that is waited for; the lease lasts until none of the run's processes is left.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from eagle3.errors import BadInput
+from jobs import gpus
 from jobs.files import read_request, write_json_atomic
 from jobs.host import identity, members, send_signal
 
 GRACE_S = 5.0
+LEASE_POLL_S = 0.2
 UNKILLABLE_S = 10.0
 PR_SET_PDEATHSIG = 1
 SUPERVISOR = "JOBS_SUPERVISOR_PID"  # tells a worker whose child it must be
@@ -86,6 +89,10 @@ def out_of_memory(before: int | None, after: int | None, code: int) -> str | Non
     if before is None or after is None or after <= before or code == 0:
         return None
     return "cgroup counter and SIGKILL" if code == -signal.SIGKILL else "cgroup counter"
+
+
+class CancelledError(Exception):
+    """The run was cancelled before its worker had started."""
 
 
 class Supervisor:
@@ -172,14 +179,14 @@ class Supervisor:
                     self._status = status
 
 
-def start_worker(run_dir: Path) -> int:
+def start_worker(run_dir: Path, variables: Mapping[str, str]) -> int:
     """Starts the worker in a process group of its own, its output on `log`; the pid."""
     arguments = [sys.executable, "-u", "-X", "faulthandler", "-m", "jobs.worker", str(run_dir)]
     append = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     return os.posix_spawn(
         sys.executable,
         arguments,
-        {**os.environ, SUPERVISOR: str(os.getpid())},
+        {**os.environ, **variables, SUPERVISOR: str(os.getpid())},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(run_dir / "log"), append, 0o644),
@@ -191,14 +198,86 @@ def start_worker(run_dir: Path) -> int:
     )
 
 
-def limits(run_dir: Path) -> tuple[float | None, float]:
-    """Time limit and grace in seconds. A request that cannot be read is the worker's to report."""
+def request_of(run_dir: Path) -> dict[str, Any]:
+    """The request; empty where it cannot be read, which is the worker's to report."""
     try:
-        request = read_request(run_dir)
+        return read_request(run_dir)
     except BadInput as error:
         say(str(error))
-        return None, GRACE_S
-    return request.get("timeout_s"), request.get("grace_s", GRACE_S)
+        return {}
+
+
+def settle_gpus(run_dir: Path, request: Mapping[str, Any], leases: gpus.Leases) -> dict[str, str]:
+    """Chooses the run's GPUs, leases them if asked, and writes gpus.json; the job's variables.
+
+    A choice that cannot be made stands in gpus.json as `error`, for the worker to fail its cases
+    with. Raises CancelledError, and OSError where gpus.json cannot be written.
+    """
+    asked = request.get("gpus")
+    if asked is None:
+        return {}
+    device = request["device"]
+    try:
+        choice = choose_gpus(run_dir, device, asked, leases)
+    except BadInput as error:
+        nothing: dict[str, Any] = {"device": device, "visible": "", "chosen": [], "foreign": []}
+        record = {**nothing, "notes": [], "leased": [], "error": str(error)}
+        write_json_atomic(run_dir / "gpus.json", record)
+        return {gpus.VISIBLE: ""}
+    leased = [lock.label for lock in choice.locks if lock.name in leases.held]
+    write_json_atomic(run_dir / "gpus.json", {**choice.plain(), "leased": leased})
+    if signal.sigtimedwait(CANCEL, 0):
+        raise CancelledError
+    return choice.variables
+
+
+def choose_gpus(
+    run_dir: Path, device: str, asked: Mapping[str, Any], leases: gpus.Leases
+) -> gpus.Choice:
+    """The choice; the run is `queued` while it waits for a lease."""
+    seen, trouble = (None, None) if device == "cpu" else gpus.look()
+    possible = gpus.choose(
+        device,
+        asked["wanted"],
+        seen,
+        inherited=os.environ.get(gpus.VISIBLE),
+        order=os.environ.get(gpus.ORDER),
+        trouble=trouble,
+    )
+    if not asked["lease"]:
+        return gpus.pass_by_leased(leases, possible)
+    queue = Queue(run_dir / "queue.json")
+    try:
+        choice, waited = gpus.wait_for(leases, possible, queue.wait)
+    finally:
+        queue.leave()
+    return gpus.seen_again(choice) if waited else choice
+
+
+class Queue:
+    """The record of a run that waits for a lease."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._since = time.time()
+        self._told: str | None = None
+
+    def wait(self, waiting_for: str) -> None:
+        """Writes down what is waited for and pauses; raises CancelledError."""
+        if waiting_for != self._told:
+            self._told = waiting_for
+            record = {**identity(os.getpid()), "waiting_for": waiting_for, "since": self._since}
+            try:
+                write_json_atomic(self._path, record)
+            except OSError as error:  # it waits all the same
+                say(f"queue.json cannot be written: {error}; waiting for {waiting_for}")
+        if signal.sigtimedwait(CANCEL, LEASE_POLL_S):
+            raise CancelledError
+
+    def leave(self) -> None:
+        """Removes the record."""
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
 
 
 def exit_record(code: int, cause: str | None, **more: Any) -> dict[str, Any]:
@@ -217,6 +296,18 @@ def exit_record(code: int, cause: str | None, **more: Any) -> dict[str, Any]:
     }
 
 
+def write_ending(run_dir: Path, ending: Mapping[str, Any]) -> int:
+    """Writes exit.json; the supervisor's exit code."""
+    try:
+        write_json_atomic(run_dir / "exit.json", ending)
+    except OSError as error:
+        say(
+            f"exit.json cannot be written: {error}; the run will count as vanished; it was {ending}"
+        )
+        return 1
+    return 0
+
+
 def main(arguments: list[str]) -> int:
     """Supervises the run; 0 once exit.json is written."""
     (folder,) = arguments
@@ -229,14 +320,25 @@ def main(arguments: list[str]) -> int:
         say("this kernel has no child-subreaper: processes that leave the session may be left over")
     counter = oom_counter()
     kills_before = read_oom_kills(counter)
-    timeout_s, grace_s = limits(run_dir)
+    request = request_of(run_dir)
+    leases = gpus.Leases(str(request.get("run_id")))  # held until this process ends
+    try:
+        variables = settle_gpus(run_dir, request, leases)
+    except CancelledError:
+        ending = {**exit_record(0, "cancelled"), "rc": None, "out_of_memory": None}
+        return write_ending(run_dir, {**ending, "started": None, "ended": time.time()})
+    except OSError as error:
+        say(f"gpus.json cannot be written, so the job is not started: {error}")
+        return 1
     started = time.time()
     try:
-        worker = start_worker(run_dir)
+        worker = start_worker(run_dir, variables)
     except OSError as error:
         say(f"the worker cannot be started: {error}")
         return 1
-    supervisor = Supervisor(worker, timeout_s=timeout_s, grace_s=grace_s)
+    supervisor = Supervisor(
+        worker, timeout_s=request.get("timeout_s"), grace_s=request.get("grace_s", GRACE_S)
+    )
     record = {**identity(os.getpid()), "pgid": worker, "started": started}
     try:
         write_json_atomic(run_dir / "supervisor.json", record)
@@ -252,14 +354,7 @@ def main(arguments: list[str]) -> int:
     supervisor.clear()
     memory = out_of_memory(kills_before, read_oom_kills(counter), code)
     ending = exit_record(code, cause, out_of_memory=memory, started=started, ended=ended)
-    try:
-        write_json_atomic(run_dir / "exit.json", ending)
-    except OSError as error:
-        say(
-            f"exit.json cannot be written: {error}; the run will count as vanished; it was {ending}"
-        )
-        return 1
-    return 0
+    return write_ending(run_dir, ending)
 
 
 if __name__ == "__main__":

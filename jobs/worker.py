@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
+import json
 import math
 import os
-import platform
+import secrets
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -26,12 +25,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from eagle3.errors import BadInput
+from jobs.environment import describe as describe_machine
 from jobs.events import Events
 from jobs.files import read_request, write_json_atomic
 from jobs.supervisor import PR_SET_PDEATHSIG, SUPERVISOR, prctl
 
-PACKAGES = ("torch", "safetensors", "transformers", "numpy")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+VARIABLES = (*THREAD_VARIABLES, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 OWN_KEYS = frozenset({"case_id", "status", "error", "started", "ended"})
 
 T = TypeVar("T")
@@ -57,9 +57,14 @@ def guarded(action: Callable[[], T]) -> tuple[T | None, Error | None]:
 
 
 def describe(error: BaseException, message: str) -> Error:
-    """The error as it stands in a result; the traceback goes to the log as well."""
-    trace = "".join(traceback.format_exception(error))
-    say(trace)
+    """The error as it stands in a result; the traceback goes to the log as well.
+
+    An error with a `trace` of its own has told the log already.
+    """
+    trace = getattr(error, "trace", None)
+    if trace is None:
+        trace = "".join(traceback.format_exception(error))
+        say(trace)
     sentence = " ".join(message.split())[:2000]
     kind = type(error).__name__
     return {"kind": kind, "message": sentence or kind, "traceback": trace}
@@ -111,27 +116,6 @@ def result_of(case_id: str, answer: dict[str, Any] | None, **more: object) -> di
     return {"case_id": case_id, **more, **empty, **(answer or {})}
 
 
-def cpu_model() -> str | None:
-    """The processor's name as the kernel gives it."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.processor() or None
-
-
-def versions() -> dict[str, str | None]:
-    """The installed packages that a figure may depend on; None where one is not installed."""
-    found: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
-
-
 def torch_facts(device: str) -> dict[str, Any] | None:
     """What torch says of itself and its GPUs; None where the job has not imported it."""
     torch = sys.modules.get("torch")
@@ -149,46 +133,57 @@ def torch_facts(device: str) -> dict[str, Any] | None:
     return facts
 
 
-def settle_environment(run_dir: Path, request: dict[str, Any]) -> None:
+def describe_process(request: dict[str, Any]) -> dict[str, Any]:
+    """environment.json without what only a loaded torch can tell; a nonce made here."""
+    return {
+        **describe_machine(request.get("checkouts", [])),
+        "nonce": secrets.token_hex(16),
+        "pid": os.getpid(),
+        "threads": request["threads"],
+        "variables": {name: os.environ.get(name) for name in VARIABLES},
+    }
+
+
+def settle_environment(run_dir: Path, request: dict[str, Any], facts: dict[str, Any]) -> None:
     """Fixes torch's threads where it is loaded, and writes environment.json."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(request["threads"])
-    names = (*THREAD_VARIABLES, "CUDA_VISIBLE_DEVICES")
-    write_json_atomic(
-        run_dir / "environment.json",
-        {
-            "hostname": socket.gethostname(),
-            "python": platform.python_version(),
-            "executable": sys.executable,
-            "platform": platform.platform(),
-            "kernel": platform.release(),
-            "cpu": cpu_model(),
-            "cpus": os.cpu_count(),
-            "threads": request["threads"],
-            "packages": versions(),
-            "torch": torch_facts(request.get("device", "auto")),
-            "variables": {name: os.environ.get(name) for name in names},
-        },
-    )
+    loaded = torch_facts(request.get("device", "auto"))
+    write_json_atomic(run_dir / "environment.json", {**facts, "loaded_torch": loaded})
+
+
+def heed_gpus(run_dir: Path, events: Events) -> None:
+    """Passes on what the supervisor says of the GPUs; raises BadInput where it could not choose."""
+    try:
+        record = json.loads((run_dir / "gpus.json").read_bytes())
+    except FileNotFoundError:
+        return  # the request asks for no choice
+    for note in record["notes"]:
+        events.note(note)
+    if error := record.get("error"):
+        raise BadInput(error)
 
 
 def open_job(run_dir: Path, request: dict[str, Any], events: Events) -> Any:
     """The job's object; raises whatever the job raises, and BadInput where there is no job."""
     name = f"jobs.{request['job']}"
+    facts = describe_process(request)
+    settle_environment(run_dir, request, facts)
+    heed_gpus(run_dir, events)
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == name:
             raise BadInput(f"this snapshot has no job {request['job']!r}") from error
         raise
-    finally:
-        settle_environment(run_dir, request)
+    had_torch = "torch" in sys.modules
+    if had_torch:
+        settle_environment(run_dir, request, facts)
     if not callable(getattr(module, "open_job", None)):
         raise BadInput(f"{name} is no job: it has no open_job(request, events)")
-    had_torch = "torch" in sys.modules
     job = module.open_job(request, events)
     if not had_torch and "torch" in sys.modules:
-        settle_environment(run_dir, request)
+        settle_environment(run_dir, request, facts)
     return job
 
 

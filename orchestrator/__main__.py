@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import InputError, OrchestratorError
 
 if TYPE_CHECKING:
-    from orchestrator.loop import Session
+    from orchestrator.session import Session
 
 VERB = re.compile(r"^[a-z][a-z-]*$")
 
@@ -73,7 +73,8 @@ def run_hydra(argv: list[str]) -> int:
             points = [resolve(point, point.hydra) for point in composed]
         else:
             points = [resolve(composed, HydraConfig.get())]
-        from orchestrator.loop import Session, run
+        from orchestrator.loop import run
+        from orchestrator.session import Session
         from orchestrator.show import Show
         from orchestrator.sweep import run_sweep
 

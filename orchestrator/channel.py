@@ -8,8 +8,10 @@ import secrets
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,6 +24,8 @@ PROGRAM = CLONE / "jobs" / "host.py"
 CHUNK = 1 << 20
 MAX_NOISE = 1 << 16
 CLOSE_S = 10.0
+DEADLINE_S = 60.0  # without a byte either way, while a reply is owed
+UNBOUNDED = frozenset({"put", "lay_out"})  # the host may have much to hash or to write
 
 
 class Reader(Protocol):
@@ -55,11 +59,12 @@ class RefusedError(HostError):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One request; a payload that is a file is streamed, and read when its turn comes."""
+    """One request; a payload that is a file is streamed from `offset`, and read when its turn comes."""
 
     op: str
     fields: dict[str, Any] = field(default_factory=dict)
     payload: bytes | Path = b""
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,7 @@ class _Frame:
     op: str
     header: bytes
     payload: bytes | Path
+    offset: int
     size: int
     nonce: str | None
     reply: Future[Reply]
@@ -89,12 +95,13 @@ class _Frame:
     @classmethod
     def of(cls, request: Request) -> _Frame:
         body = request.payload
-        size = len(body) if isinstance(body, bytes) else _size(body)
+        size = len(body) if isinstance(body, bytes) else max(0, _size(body) - request.offset)
         header = json.dumps({"op": request.op, **request.fields, "payload": size}).encode()
         return cls(
             op=request.op,
             header=header + b"\n",
             payload=body,
+            offset=request.offset,
             size=size,
             nonce=request.fields.get("nonce") if request.op == "hello" else None,
             reply=Future(),
@@ -104,7 +111,8 @@ class _Frame:
 class Channel:
     """Requests to one host program, from any thread.
 
-    `name` stands in messages. `diagnose` is asked for more words when the stream has ended.
+    `name` stands in messages. `diagnose` is asked for more words when the stream has ended, `abort`
+    ends it when a reply stays out. Whether the host is still there at all is for the stream to know.
     The streams are read and written on two threads of their own: pipes that are full both ways
     cannot block each other, and Ctrl-C in a caller leaves no half frame behind. It may then send
     another request at once, which ends a `follow` that waits on the host.
@@ -117,8 +125,13 @@ class Channel:
         *,
         name: str,
         diagnose: Callable[[], str] = lambda: "",
+        abort: Callable[[], None] = lambda: None,
+        deadline_s: float = DEADLINE_S,
     ) -> None:
         self.name = name
+        self._abort = abort
+        self._deadline_s = deadline_s
+        self._active_at = time.monotonic()
         self._reader = reader
         self._writer = writer
         self._diagnose = diagnose
@@ -149,13 +162,30 @@ class Channel:
         if self._ended:
             raise HostUnreachable(f"{self.name}: the connection has ended; open a new one")
         frames = [_Frame.of(request) for request in requests]
+        self._active_at = time.monotonic()
         self._outbox.put(frames)
-        replies = [frame.reply.result() for frame in frames]
+        replies = [self._await(frame) for frame in frames]
         for reply in replies:
             if check and not reply.ok:
                 sentence = reply.header.get("error", "the host's program gave no reason")
                 raise RefusedError(f"{self.name}: {sentence}", reply.header)
         return replies
+
+    def _await(self, frame: _Frame) -> Reply:
+        while True:
+            left = self._active_at + self._deadline_s - time.monotonic()
+            if frame.op in UNBOUNDED:
+                return frame.reply.result()
+            try:
+                return frame.reply.result(timeout=max(left, 0.01))
+            except NotYet:
+                if self._active_at + self._deadline_s < time.monotonic():
+                    self._ended = True
+                    self._abort()
+                    raise HostUnreachable(
+                        f"{self.name}: {frame.op!r} was not answered within {self._deadline_s:.0f} s; "
+                        "a run there may well go on"
+                    ) from None
 
     def stop_sending(self) -> bool:
         """Takes no more requests; whether those taken have been written."""
@@ -206,13 +236,16 @@ class Channel:
             self._writer.write(bytes(small))
             small.clear()
             if not isinstance(frame.payload, bytes) or frame.size >= CHUNK:
-                for part in _parts(frame.payload, frame.size):
+                for part in _parts(frame.payload, frame.offset, frame.size):
                     self._writer.write(part)
+                    self._active_at = time.monotonic()
         self._writer.write(bytes(small))
         self._writer.flush()
+        self._active_at = time.monotonic()
 
     def _reply(self, frame: _Frame) -> Reply:
         header = self._header(frame.nonce)
+        self._active_at = time.monotonic()
         left = int(header["payload"])
         parts: list[bytes] = []
         while left:
@@ -221,6 +254,7 @@ class Channel:
                 raise EOFError
             parts.append(part)
             left -= len(part)
+            self._active_at = time.monotonic()
         return Reply(header, b"".join(parts))
 
     def _header(self, nonce: str | None) -> dict[str, Any]:
@@ -272,8 +306,8 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _parts(body: bytes | Path, size: int) -> Iterator[bytes]:
-    """The payload in pieces, exactly `size` bytes.
+def _parts(body: bytes | Path, offset: int, size: int) -> Iterator[bytes]:
+    """The payload from `offset` in pieces, exactly `size` bytes.
 
     A file that has shrunk is filled up with zeros: the stream stays in step, and the host, which
     knows the hash, refuses the content.
@@ -284,6 +318,7 @@ def _parts(body: bytes | Path, size: int) -> Iterator[bytes]:
     left = size
     try:
         with body.open("rb") as file:
+            file.seek(offset)
             while left and (part := file.read(min(CHUNK, left))):
                 left -= len(part)
                 yield part
@@ -324,7 +359,9 @@ def open_local(root: Path, python: str, *, name: str = "this machine") -> Iterat
 
         assert program.stdin is not None
         assert program.stdout is not None
-        channel = Channel(program.stdout, program.stdin, name=name, diagnose=diagnose)
+        channel = Channel(
+            program.stdout, program.stdin, name=name, diagnose=diagnose, abort=program.kill
+        )
         try:
             yield channel
         finally:

@@ -7,6 +7,7 @@ Whatever an experiment file or an override sets must stand in it.
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,13 +23,14 @@ from omegaconf.errors import OmegaConfBaseException
 from eagle3.errors import BadInput
 from eagle3.wiring import Wiring
 from orchestrator.errors import InputError
-from orchestrator.judge import parse_predictions
+from orchestrator.judge import METRICS, parse_predictions
 from orchestrator.schema import JOB_SCHEMAS, Config
 
 # Which parts of the config a job reads. The others are dropped, so that setting one is an error.
 SECTIONS = {
     "drafter_test": {"wiring", "target", "drafter", "data"},
     "capture_states": {"target", "data"},
+    "script": set(),
 }
 SHARED = {"claim", "predict", "strict", "host", "job", "tracking", "results"}
 LEAST = {
@@ -37,13 +39,19 @@ LEAST = {
     "job.max_samples": 1,
     "job.seed": 0,
     "job.timeout_s": 0.1,
+    "host.patience_s": 0,
     "data.capture.new_tokens": 0,
     "data.capture.min_new_tokens": 2,  # with fewer, no position is scored
     "data.capture.repetition_window": 2,
     "data.capture.batch": 1,
     "data.capture.max_samples": 1,
 }
+SECRET = re.compile(
+    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|CREDENTIALS?)(_|$)", re.IGNORECASE
+)
 HINTS = {
+    "host.alias": "name the host as ssh knows it: host.alias=gpu8",
+    "job.path": "name your script: job.path=my_test.py",
     "wiring.layers": "choose an experiment, such as +experiment=layers_m1_2_30, or write "
     "wiring.layers=[-1,2,30]",
     "wiring.convention": "say what the layer ids mean: wiring.convention=output, input or hf",
@@ -106,8 +114,9 @@ def resolve(cfg: DictConfig, hydra: Any) -> Resolved:
             "tracking.uri holds a password, which would be filed with the run; give MLflow its "
             "credentials by MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
         )
-    parse_predictions(resolved["predict"])
+    parse_predictions(resolved["predict"], metrics_of(str(job)))
     check_ranges(resolved)
+    check_host(resolved["host"])
     if "wiring" in resolved:
         try:
             Wiring.parse(resolved["wiring"]).states()
@@ -135,6 +144,28 @@ def check_ranges(config: Mapping[str, Any]) -> None:
             raise InputError(
                 f"{key} is {states}; it must name each canonical state once, from 0 up"
             )
+
+
+def metrics_of(job: str) -> tuple[str, ...] | None:
+    """The metrics that may be predicted; a script's are its own."""
+    return None if job == "script" else METRICS
+
+
+def check_host(host: Mapping[str, Any]) -> None:
+    """No secret in what is filed, no GPU twice, and no alias that ssh would take for an option."""
+    for name in host["env"]:
+        if SECRET.search(name):
+            raise InputError(
+                f"host.env.{name} looks like a secret, which would be filed with the run; set it on "
+                "the host itself, in a file that your script reads"
+            )
+    gpus = host["gpus"]
+    if gpus is not None and (not gpus or len(set(gpus)) < len(gpus) or min(gpus) < 0):
+        raise InputError(
+            f"host.gpus is {gpus}; name each GPU once by its index, or null for the freest one"
+        )
+    if host["ssh_config"] is not None and host["alias"] is None:
+        raise InputError("host.ssh_config is set without a host.alias; choose host=ssh")
 
 
 def flat_choice(choice: Any) -> str:
@@ -282,6 +313,9 @@ def schema_type(key: str, job: str) -> Any:
         kind = without_none(kind)
         if kind is Any and part:
             return None
+        if typing.get_origin(kind) is dict:
+            kind = typing.get_args(kind)[1]
+            continue
         if not dataclasses.is_dataclass(kind):
             return None
         hints = typing.get_type_hints(kind)
@@ -307,6 +341,8 @@ def type_problem(value: Any, kind: Any) -> str | None:
     if value is None:
         return None if type(None) in typing.get_args(kind) else "null is not allowed"
     kind = without_none(kind)
+    if typing.get_origin(kind) is dict:
+        return None if isinstance(value, Mapping) else f"a mapping is needed, not {value!r}"
     if typing.get_origin(kind) is list:
         (item,) = typing.get_args(kind)
         if not isinstance(value, list | tuple):

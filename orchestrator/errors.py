@@ -4,7 +4,8 @@
     ├── InputError             exit code 2: what was asked for cannot be run as written
     ├── HostError              the host or its program did not do what was asked
     │   └── HostUnreachable    the host does not answer; the run may well go on there
-    └── TrackingError          the tracking store cannot be written; the run's folder is intact
+    ├── TrackingError          the tracking store cannot be written; the run's folder is intact
+    └── Detached               the person left a run to itself; it goes on
 
 Every message is one sentence that says what is wrong, where, and what to do.
 """
@@ -30,6 +31,10 @@ class HostError(OrchestratorError):
 
 class HostUnreachable(HostError):
     """The host does not answer. Never the same as a failed run."""
+
+
+class Detached(OrchestratorError):
+    """A person chose to leave a run to itself."""
 
 
 class TrackingError(OrchestratorError):

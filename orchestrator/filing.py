@@ -34,6 +34,7 @@ FILES = (
     "result.json",
     "exit.json",
     "environment.json",
+    "preflight.json",
     "verdict.json",
     "snapshot.diff",
 )

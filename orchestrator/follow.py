@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.channel import Channel, RefusedError
+from orchestrator.channel import Channel, RefusedError, Request
+from orchestrator.errors import Detached, HostError
 from orchestrator.paths import RunPaths
 
 OVER = ("finished", "killed", "timed_out", "cancelled", "vanished")
@@ -17,6 +18,7 @@ FOLLOWED = ("log", "events.jsonl")
 BLOCK = 4 << 20
 
 OnEvent = Callable[[dict[str, Any]], None]
+OnInterrupt = Callable[[], str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,20 +33,36 @@ class Ended:
         return self.result is not None and self.result.get("status") == "ok"
 
 
-def follow(channel: Channel, run_id: str, folder: Path, on_event: OnEvent) -> dict[str, Any]:
+def follow(
+    channel: Channel,
+    run_id: str,
+    folder: Path,
+    on_event: OnEvent,
+    on_interrupt: OnInterrupt,
+) -> dict[str, Any]:
     """Copy the run's log and events into `folder` as they grow; returns the final state.
 
-    Ctrl-C cancels the run and waits for its end, so that the record says what happened.
+    What stands in `folder` already is not asked for again. Ctrl-C asks `on_interrupt` what is
+    wanted: to cancel, which ends the run and waits for its end, or to detach.
+
+    Raises:
+        Detached: the person chose to leave the run to itself, or pressed Ctrl-C while it was ended.
+        HostUnreachable: the host was lost; the same call goes on over another connection.
     """
-    offsets = dict.fromkeys(FOLLOWED, 0)
-    seen, rest = "", b""
+    offsets = {name: size_of(folder / name) for name in FOLLOWED}
+    seen, rest, cancelling = "", last_part(folder / "events.jsonl"), False
     while True:
         try:
             state, parts = poll(channel, run_id, offsets, seen)
         except KeyboardInterrupt:
-            on_event({"type": "note", "text": "cancelling the run (Ctrl-C)"})
+            if cancelling or on_interrupt() == "detach":
+                raise Detached(f"run {run_id} goes on") from None
+            cancelling = True
+            on_event({"type": "note", "text": "cancelling the run; Ctrl-C leaves it to itself"})
             channel.request("signal", run_id=run_id, signal="TERM")
             continue
+        if state["state"] != seen and state["state"] == "queued" and state.get("waiting_for"):
+            on_event({"type": "note", "text": f"queued, waiting for {state['waiting_for']}"})
         seen = state["state"]
         for name, part in parts.items():
             if part:
@@ -57,7 +75,31 @@ def follow(channel: Channel, run_id: str, folder: Path, on_event: OnEvent) -> di
             if event is not None:
                 on_event(event)
         if seen in OVER and not any(parts.values()):
+            if seen == "cancelled":
+                prove_gone(channel, run_id)
             return state
+
+
+def prove_gone(channel: Channel, run_id: str) -> None:
+    """Ends what a cancelled run left behind; raises HostError where something cannot be ended."""
+    left = channel.request("signal", run_id=run_id, signal="TERM").header["left"]
+    if left:
+        left = channel.request("signal", run_id=run_id, signal="KILL").header["left"]
+    if left:
+        raise HostError(
+            f"{channel.name}: run {run_id} was cancelled, but these processes of it cannot be ended: "
+            f"{left}; look at them on the host"
+        )
+
+
+def size_of(path: Path) -> int:
+    """A file's size; 0 where there is none."""
+    return path.stat().st_size if path.is_file() else 0
+
+
+def last_part(path: Path) -> bytes:
+    """What stands behind the last line that is complete."""
+    return path.read_bytes().rpartition(b"\n")[2] if path.is_file() else b""
 
 
 def whole_event(line: bytes) -> dict[str, Any] | None:
@@ -69,18 +111,25 @@ def whole_event(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) and "type" in event else None
 
 
+def follow_request(
+    run_id: str, offsets: Mapping[str, int], seen: str = "", wait_s: float = 0.0
+) -> Request:
+    """To be told the run's state and what its files have gained."""
+    fields = {
+        "run_id": run_id,
+        "offsets": dict(offsets),
+        "seen": seen or None,
+        "wait_s": wait_s,
+        "limit": BLOCK,
+    }
+    return Request(op="follow", fields=fields)
+
+
 def poll(
     channel: Channel, run_id: str, offsets: Mapping[str, int], seen: str
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The run's state and what its files have gained, by file name."""
-    reply = channel.request(
-        "follow",
-        run_id=run_id,
-        offsets=dict(offsets),
-        seen=seen or None,
-        wait_s=WAIT_S,
-        limit=BLOCK,
-    )
+    (reply,) = channel.pipeline([follow_request(run_id, offsets, seen, WAIT_S)])
     parts, start = {}, 0
     for name, size in reply.header["chunks"].items():
         parts[name] = reply.payload[start : start + size]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,9 @@ from orchestrator.errors import InputError
 
 METRICS = ("accuracy", "accept_length", "accept_length_uniform", "coverage")
 OPERATORS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
-COMPARISON = re.compile(r"^\s*([a-z_]+)\s*(>=|<=|>|<)\s*([-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)\s*$")
+COMPARISON = re.compile(
+    r"^\s*([A-Za-z_][A-Za-z0-9_./-]*)\s*(>=|<=|>|<)\s*([-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)\s*$"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +59,13 @@ class Verdict:
         }
 
 
-def parse_predictions(text: str | None) -> tuple[Prediction, ...]:
-    """The comparisons of a prediction joined by 'and'; raises InputError with the form it takes."""
+def parse_predictions(
+    text: str | None, metrics: Sequence[str] | None = METRICS
+) -> tuple[Prediction, ...]:
+    """The comparisons of a prediction joined by 'and'; `metrics` None allows any name.
+
+    Raises InputError with the form that a prediction takes.
+    """
     if text is None:
         return ()
     found = []
@@ -70,9 +77,9 @@ def parse_predictions(text: str | None) -> tuple[Prediction, ...]:
                 "such as 'accuracy >= 0.70 and accept_length >= 2.5'"
             )
         metric, op, number = match.groups()
-        if metric not in METRICS:
+        if metrics is not None and metric not in metrics:
             raise InputError(
-                f"predict: there is no metric {metric!r}; the metrics are {', '.join(METRICS)}"
+                f"predict: there is no metric {metric!r}; the metrics are {', '.join(metrics)}"
             )
         found.append(Prediction(metric=metric, op=op, threshold=float(number)))
     return tuple(found)
@@ -87,6 +94,8 @@ def judge(predictions: tuple[Prediction, ...], metrics: Mapping[str, Mapping[str
         if p.metric not in metrics:
             return not_answered(f"{p.metric} was predicted but not measured")
         m = metrics[p.metric]
+        # A script's figure may come without an interval: then the value itself has to decide.
+        low, high = m.get("low", m["value"]), m.get("high", m["value"])
         rows.append(
             {
                 "text": p.text,
@@ -94,9 +103,10 @@ def judge(predictions: tuple[Prediction, ...], metrics: Mapping[str, Mapping[str
                 "op": p.op,
                 "threshold": p.threshold,
                 "value": m["value"],
-                "low": m["low"],
-                "high": m["high"],
-                "holds": p.holds(m["low"], m["high"]),
+                "low": low,
+                "high": high,
+                "interval": "low" in m and "high" in m,
+                "holds": p.holds(low, high),
             }
         )
     failing = [r for r in rows if r["holds"] is False]
@@ -112,8 +122,12 @@ def judge(predictions: tuple[Prediction, ...], metrics: Mapping[str, Mapping[str
 
 
 def in_words(row: Mapping[str, Any]) -> str:
-    """'accuracy >= 0.7: 0.741 [0.722, 0.760]'."""
-    return f"{row['text']}: {row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+    """'accuracy >= 0.7: 0.741 [0.722, 0.760]', or 'ms < 9: 7.4 (no interval)'."""
+    if not row["interval"]:
+        return f"{row['text']}: {row['value']:.6g} (no interval)"
+    # Rates have three places; a script's figures may be of any size.
+    form = ".3f" if row["metric"] in METRICS else ".4g"
+    return f"{row['text']}: {row['value']:{form}} [{row['low']:{form}}, {row['high']:{form}}]"
 
 
 def not_answered(reason: str) -> Verdict:

@@ -48,6 +48,14 @@ class RunPaths:
         return self.folder / "environment.json"
 
     @property
+    def preflight(self) -> Path:
+        return self.folder / "preflight.json"
+
+    @property
+    def owner(self) -> Path:
+        return self.folder / "owner"
+
+    @property
     def verdict(self) -> Path:
         return self.folder / "verdict.json"
 

@@ -1,4 +1,4 @@
-"""What a resolved config asks of a host: inputs to place there, data to make, a job to start."""
+"""What a resolved config asks of a host: inputs to have there, and the request for the job."""
 
 from __future__ import annotations
 
@@ -10,9 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError
-from orchestrator.push import Tree, tree_of
+from orchestrator.push import Load, Tree, tree_of
 
 CASE = "case"  # a plain run is a job with one case
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """What a job reads or makes: sent along as `tree` where it lies here, else a path on the host.
+
+    `file` is the one file of the tree that is meant; `made` says that the job makes it.
+    """
+
+    path: str
+    tree: Tree | None = None
+    file: str | None = None
+    made: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +34,56 @@ class Placed:
 
     path: str
     digest: str
+
+
+def inputs_of(config: Mapping[str, Any]) -> dict[str, Input]:
+    """The inputs of a config's job by role. Raises InputError where one is not here or not named."""
+    job = config["job"]
+    if job["name"] == "script":
+        return {"script": script_input(job)}
+    inputs = {"target": section_input("target", config["target"])}
+    if job["name"] == "capture_states":
+        out = host_path("job.out", job["out"])
+        return {**inputs, "prompts": prompts_input(config), "out": Input(path=out, made=True)}
+    inputs["drafter"] = section_input("drafter", config["drafter"])
+    if config["data"]["capture"] is not None:
+        return {**inputs, "prompts": prompts_input(config)}
+    if config["data"]["path"] is None:
+        raise InputError("data has neither a path nor a capture; set data.path")
+    return {**inputs, "data": section_input("data", config["data"])}
+
+
+def section_input(role: str, section: Mapping[str, Any]) -> Input:
+    """The target, the drafter or the data, wherever the section says it lies."""
+    if section["where"] == "host":
+        return Input(path=host_path(f"{role}.path", section["path"]))
+    return Input(path=section["path"], tree=local_tree(f"{role}.path", section["path"]))
+
+
+def prompts_input(config: Mapping[str, Any]) -> Input:
+    """The prompts file, which always lies on this machine."""
+    if config["data"]["capture"] is None:
+        raise InputError(
+            "job=capture_states needs data=capture with data.capture.prompts and states"
+        )
+    path = config["data"]["capture"]["prompts"]
+    return Input(path=path, tree=local_tree("data.capture.prompts", path), file=Path(path).name)
+
+
+def script_input(job: Mapping[str, Any]) -> Input:
+    """A person's script, with the files that are to lie beside it."""
+    if job["where"] == "host":
+        if job["files"]:
+            raise InputError("job.files are sent along with a local script; job.where is host")
+        return Input(path=host_path("job.path", job["path"]))
+    files: dict[str, Path] = {}
+    for role, path in (("job.path", job["path"]), *(("job.files", p) for p in job["files"])):
+        source = Path(path).expanduser()
+        if not source.is_file():
+            raise InputError(f"{role}: {source.absolute()} is no file on this machine")
+        if files.setdefault(source.name, source) is not source:
+            raise InputError(f"{role}: two files are named {source.name}; rename one")
+    return Input(path=job["path"], tree=tree_of(files), file=Path(job["path"]).name)
 
 
 def local_tree(role: str, path: str) -> Tree:
@@ -43,53 +106,111 @@ def host_path(role: str, path: str) -> str:
     return path
 
 
-def target_spec(config: Mapping[str, Any], placed: Placed, root: str) -> dict[str, Any]:
+def loads_of(inputs: Mapping[str, Input]) -> list[Load]:
+    """The trees to be sent along."""
+    return [Load(kind="inputs", tree=i.tree) for i in inputs.values() if i.tree is not None]
+
+
+def placed(
+    inputs: Mapping[str, Input], root: str, expanded: Mapping[str, str]
+) -> dict[str, Placed]:
+    """The inputs as the host will see them; `expanded` says what its paths are without `~`."""
+    found = {}
+    for role, given in inputs.items():
+        if given.tree is None:
+            found[role] = Placed(path=expanded[given.path], digest="")
+            continue
+        folder = f"{root}/{Load(kind='inputs', tree=given.tree).folder}"
+        path = f"{folder}/{given.file}" if given.file else folder
+        found[role] = Placed(path=path, digest=given.tree.digest)
+    return found
+
+
+def request_of(
+    config: Mapping[str, Any], inputs: Mapping[str, Placed], root: str
+) -> dict[str, Any]:
+    """The request of the config's job, with one case."""
+    job = config["job"]
+    if job["name"] == "script":
+        return script_request(config, inputs["script"])
+    if job["name"] == "capture_states":
+        out = inputs["out"].path
+        return capture_request(config, inputs, out, root, keep=False)
+    return drafter_test_request(config, inputs, root)
+
+
+def target_spec(config: Mapping[str, Any], target: Placed, root: str) -> dict[str, Any]:
     """The target's entry in a request; the lab's full checkpoint is made below the host's root."""
-    made = f"{root}/made/target-{placed.digest[:16]}" if placed.digest else ""
-    return {"path": placed.path, "layout": config["target"]["layout"], "made": made}
+    made = f"{root}/made/target-{target.digest[:16]}" if target.digest else ""
+    return {"path": target.path, "layout": config["target"]["layout"], "made": made}
 
 
-def made_data(config: Mapping[str, Any], target: Placed, prompts: Placed, root: str) -> str:
+def made_data(config: Mapping[str, Any], inputs: Mapping[str, Placed], root: str) -> str:
     """Where data that is made from this target, these prompts and these settings lies."""
     capture = {k: v for k, v in config["data"]["capture"].items() if k not in ("prompts", "batch")}
-    parts = [target.digest or target.path, prompts.digest, capture]
+    target = inputs["target"]
+    parts = [target.digest or target.path, inputs["prompts"].digest, capture]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"{root}/made/data-{digest[:16]}"
 
 
 def capture_request(
-    config: Mapping[str, Any], target: Placed, prompts: Placed, out: str, root: str, keep: bool
+    config: Mapping[str, Any], inputs: Mapping[str, Placed], out: str, root: str, *, keep: bool
 ) -> dict[str, Any]:
     """The request of a capture_states job with one case; `keep` takes data that is there already."""
     capture = config["data"]["capture"]
-    case = {k: capture[k] for k in capture if k not in ("prompts", "dtype")}
+    settings = {k: capture[k] for k in capture if k not in ("prompts", "dtype")}
+    prompts = inputs["prompts"].path
     return {
         **machine(config),
         "job": "capture_states",
         "dtype": capture["dtype"],
-        "inputs": {"target": target_spec(config, target, root)},
-        "cases": [{"case_id": CASE, "prompts": prompts.path, "out": out, "keep": keep, **case}],
+        "inputs": {"target": target_spec(config, inputs["target"], root)},
+        "cases": [{"case_id": CASE, "prompts": prompts, "out": out, "keep": keep, **settings}],
     }
 
 
 def drafter_test_request(
-    config: Mapping[str, Any], target: Placed, drafter: Placed, data: str, root: str
+    config: Mapping[str, Any], inputs: Mapping[str, Placed], root: str
 ) -> dict[str, Any]:
-    """The request of a drafter_test job with one case."""
+    """The request of a drafter_test job with one case; data that is not there is captured first."""
     job = config["job"]
+    if config["data"]["capture"] is None:
+        data = {"path": inputs["data"].path, "states": config["data"]["states"]}
+    else:
+        path = made_data(config, inputs, root)
+        made_by = capture_request(config, inputs, path, root, keep=True)
+        data = {"path": path, "states": config["data"]["states"], "capture": made_by}
     return {
         **machine(config),
         "job": "drafter_test",
         **{key: job[key] for key in ("steps", "truth", "max_samples", "seed")},
         "inputs": {
-            "target": target_spec(config, target, root),
-            "drafter": {"path": drafter.path},
-            "data": {"path": data, "states": config["data"]["states"]},
+            "target": target_spec(config, inputs["target"], root),
+            "drafter": {"path": inputs["drafter"].path},
+            "data": data,
         },
         "cases": [{"case_id": CASE, "wiring": config["wiring"]}],
     }
 
 
+def script_request(config: Mapping[str, Any], script: Placed) -> dict[str, Any]:
+    """The request of a script job with one case."""
+    job = config["job"]
+    case = {"case_id": CASE, "args": job["args"], "metrics_file": job["metrics_file"]}
+    return {
+        **machine(config),
+        "job": "script",
+        "inputs": {"script": {"path": script.path}},
+        "cases": [case],
+    }
+
+
 def machine(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What every request says about the machine."""
-    return {key: config["job"][key] for key in ("device", "threads", "timeout_s")}
+    """What every request says about the machine; jobs that measure accuracy take no lease."""
+    job, host = config["job"], config["host"]
+    return {
+        **{key: job[key] for key in ("device", "threads", "timeout_s")},
+        "gpus": {"wanted": host["gpus"], "lease": job.get("lease", False)},
+        "checkouts": host["checkouts"],
+    }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from orchestrator.channel import Channel, RefusedError, Request
+from orchestrator.channel import Channel, RefusedError, Reply, Request
 from orchestrator.errors import HostError, InputError
 
 CHUNK = 1 << 20
@@ -61,38 +61,62 @@ def digest_of(files: Mapping[str, TreeFile]) -> str:
     return hashlib.sha256("".join(line for _, line in lines).encode()).hexdigest()
 
 
-def lay_out_request(kind: Kind, tree: Tree) -> Request:
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """A tree that a run needs on its host."""
+
+    kind: Kind
+    tree: Tree
+
+    @property
+    def folder(self) -> str:
+        """Where it will stand, from the root of the host's program."""
+        return f"{self.kind}/{self.tree.digest}"
+
+
+def lay_out(load: Load) -> Request:
     """The request to lay out a tree; refused with kind `missing` where content is not there."""
-    files = {name: {"hash": file.hash, "mode": file.mode} for name, file in tree.files.items()}
-    return Request(op="lay_out", fields={"kind": kind, "digest": tree.digest, "files": files})
+    files = {name: {"hash": file.hash, "mode": file.mode} for name, file in load.tree.files.items()}
+    fields = {"kind": load.kind, "digest": load.tree.digest, "files": files}
+    return Request(op="lay_out", fields=fields)
 
 
-def push_tree(channel: Channel, kind: Kind, tree: Tree) -> str:
-    """Sends what the host lacks and lays the tree out; its path there.
+def to_send(loads: Sequence[Load], answers: Sequence[Reply]) -> list[Request]:
+    """The contents that the host lacks, by its answers to `lay_out`; what was cut off goes on."""
+    puts: dict[str, Request] = {}
+    for load, answer in zip(loads, answers, strict=True):
+        sources = {file.hash: file.source for file in load.tree.files.values()}
+        parts = answer.header.get("parts") or {}
+        for sha in answer.header.get("missing", ()):
+            offset = int(parts.get(sha, 0))
+            source = sources[sha]
+            fields = {"hash": sha, "offset": offset}
+            body = source[offset:] if isinstance(source, bytes) else source
+            puts[sha] = Request(op="put", fields=fields, payload=body, offset=offset)
+    return list(puts.values())
 
-    One round trip where the host has it all, two where it does not. Raises InputError where a
-    source file is no longer what was hashed, HostError where the host refuses.
+
+def deliver(
+    channel: Channel, loads: Sequence[Load], answers: Sequence[Reply], then: Sequence[Request]
+) -> list[Reply]:
+    """Sends what `answers` to `lay_out` said is missing, and `then` in the same stream.
+
+    Returns the replies to `then`. Raises InputError where a source file is no longer what was
+    hashed, RefusedError where the host refuses; its kind is `busy` where another command is sending
+    the same content, and asking again is right.
     """
-    lay_out = lay_out_request(kind, tree)
-    (reply,) = channel.pipeline([lay_out], check=False)
-    if not reply.ok and reply.header.get("kind") == "missing":
-        blobs = {file.hash: file.source for file in tree.files.values()}
-        puts = [
-            Request(op="put", fields={"hash": sha}, payload=blobs[sha])
-            for sha in reply.header["missing"]
-        ]
-        replies = channel.pipeline([*puts, lay_out], check=False)
-        reply = replies[-1]
-        for put, answer in zip(puts, replies[:-1], strict=True):
-            if not answer.ok:
-                raise _explained(channel, put, answer.header)
-    if not reply.ok:
-        raise RefusedError(f"{channel.name}: {reply.header['error']}", reply.header)
-    return str(reply.header["path"])
+    puts = to_send(loads, answers)
+    again = [load for load, answer in zip(loads, answers, strict=True) if not answer.ok]
+    requests = [*puts, *map(lay_out, again), *then]
+    replies = channel.pipeline(requests, check=False) if requests else []
+    for request, reply in zip(requests, replies, strict=True):
+        if not reply.ok:
+            raise _explained(channel, request, reply.header)
+    return replies[len(puts) + len(again) :]
 
 
 def _explained(channel: Channel, put: Request, header: dict[str, object]) -> Exception:
-    """Why a blob was refused: the source has changed, or something on the way or over there."""
+    """Why a request was refused: a source has changed, or something on the way or over there."""
     source = put.payload
     if header.get("kind") == "corrupt" and isinstance(source, Path):
         try:

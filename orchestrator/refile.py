@@ -1,22 +1,16 @@
-"""Verb `record`: bring runs into MLflow from their folders, and from the host where they go on.
-
-Filing a run again changes nothing. A run whose command was stopped is taken up: followed to its end,
-collected, judged and filed.
-"""
+"""Verb `record`: bring runs into MLflow from their folders. Filing a run again changes nothing."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
-from orchestrator.errors import InputError, OrchestratorError, TrackingError
-from orchestrator.loop import Session, file_run, resume, tracking_of
-from orchestrator.paths import CLONE, RunPaths, runs_folder, sweeps_folder
+from orchestrator.conclude import file_run, tracking_of
+from orchestrator.errors import InputError, OrchestratorError
+from orchestrator.paths import CLONE, RunPaths
+from orchestrator.pickup import file_sweep, sweeps_of
+from orchestrator.runs import all_runs, config_of, find_run, reference
+from orchestrator.session import Session
 from orchestrator.show import Show, error_line
-from orchestrator.tracking import Tracking
 
 USAGE = "python -m orchestrator record RUN… | all [results=FOLDER]"
 
@@ -28,7 +22,7 @@ def run(arguments: list[str]) -> int:
     names = []
     for argument in arguments:
         if argument in ("-h", "--help"):
-            show.line(f"{USAGE}\nFile runs from their folders; one that goes on is followed first.")
+            show.line(f"{USAGE}\nFile runs that have ended, again, from their folders.")
             return 0
         if argument.startswith("results="):
             results = Path(argument.removeprefix("results=")).expanduser().absolute()
@@ -36,7 +30,7 @@ def run(arguments: list[str]) -> int:
             raise InputError(f"record takes no setting {argument.split('=')[0]!r}; {USAGE}")
         else:
             names.append(argument)
-    folders = run_folders(runs_folder(results), names)
+    folders = run_folders(results, names)
     with Session(show) as session:
         for folder in folders:
             try:
@@ -45,62 +39,28 @@ def run(arguments: list[str]) -> int:
                 session.failed = True
                 error_line(str(error))
         for sweep in sweeps_of(folders):
-            file_sweep_again(session, sweep)
+            file_sweep(session, sweep)
     unfiled = any(not RunPaths(folder).filed.is_file() for folder in folders)
     return 1 if unfiled or session.failed else 0
 
 
-def run_folders(root: Path, names: list[str]) -> list[Path]:
+def run_folders(results: Path, names: list[str]) -> list[Path]:
     """The folders of the runs named; raises InputError where one does not exist."""
     if not names:
         raise InputError(f"record needs a run's id, its folder, or 'all'; {USAGE}")
     if names == ["all"]:
-        return sorted(p for p in root.glob("*") if RunPaths(p).run.is_file())
-    folders = []
-    for name in names:
-        folder = (Path(name) if "/" in name else root / name).absolute()
-        if not RunPaths(folder).run.is_file():
-            raise InputError(f"there is no run {name} ({RunPaths(folder).run} does not exist)")
-        folders.append(folder)
-    return folders
+        return all_runs(results)
+    return [find_run(name, results) for name in names]
 
 
 def bring_in(session: Session, folder: Path) -> None:
-    """File one run; one without a verdict is taken up first."""
+    """File one run that has ended."""
     paths = RunPaths(folder)
     if not paths.verdict.is_file():
-        resume(session, folder)
-        return
+        raise OrchestratorError(
+            f"{folder.name} was not followed to its end; do that first: python -m orchestrator attach "
+            f"{reference(folder)}"
+        )
     paths.filed.unlink(missing_ok=True)  # until the store says so again
     session.show.line(f"run      {folder.name}")
-    file_run(session, tracking_in(folder), folder.parent.parent, paths)
-
-
-def tracking_in(folder: Path) -> Tracking:
-    """Where a run's own config files it."""
-    config = OmegaConf.to_container(OmegaConf.load(RunPaths(folder).config))
-    return tracking_of(config)  # type: ignore[arg-type]
-
-
-def sweeps_of(folders: Iterable[Path]) -> list[Path]:
-    """The folders of the sweeps that these runs belong to, beside the runs' own."""
-    found = set()
-    for folder in folders:
-        sweep = json.loads(RunPaths(folder).run.read_bytes()).get("sweep")
-        if sweep:
-            found.add(sweeps_folder(folder.parent.parent) / sweep)
-    return sorted(found)
-
-
-def file_sweep_again(session: Session, sweep: Path) -> None:
-    """File a sweep's parent run in the store of its own runs."""
-    from orchestrator.record import fill_sweep
-
-    results = sweep.parent.parent
-    first = json.loads((sweep / "sweep.json").read_bytes())["runs"][0]
-    try:
-        store = session.store(tracking_in(runs_folder(results) / first), results).result()
-        fill_sweep(store, sweep, runs_folder(results))
-    except TrackingError as error:
-        session.failed = True
-        session.show.line(f"not filed  sweep {sweep.name}: {error}", style="red")
+    file_run(session, tracking_of(config_of(paths)), folder.parent.parent, paths)

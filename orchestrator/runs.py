@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import re
 import secrets
+import shlex
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from orchestrator.channel import RefusedError
 from orchestrator.config import Resolved
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.follow import Ended, write_atomic
-from orchestrator.paths import RunPaths, runs_folder
+from orchestrator.paths import CLONE, RunPaths, runs_folder
 from orchestrator.plan import CASE
 from orchestrator.snapshot import Snapshot
 
@@ -53,6 +59,63 @@ def create_folder(
     return paths
 
 
+def reference(folder: Path) -> str:
+    """What names a run to the verbs: its id, or its folder where that is not in the usual place."""
+    usual = folder.parent == runs_folder(CLONE / "results")
+    return folder.name if usual else shlex.quote(str(folder))
+
+
+def find_run(name: str, results: Path) -> Path:
+    """The folder of the run that is meant: an id, a part of one that no other has, or a folder.
+
+    Raises InputError where there is none, or more than one.
+    """
+    root = runs_folder(results)
+    if "/" in name:
+        found = [Path(name).expanduser().absolute()]
+    elif (root / name).is_dir() and name not in ("", ".", ".."):
+        found = [root / name]
+    else:
+        found = [folder for folder in all_runs(results) if name and name in folder.name]
+    if len(found) > 1:
+        ids = ", ".join(folder.name for folder in found[-3:])
+        raise InputError(
+            f"{len(found)} runs have {name!r} in their id ({ids}, …); write more of it"
+        )
+    if not found or not RunPaths(found[0]).run.is_file():
+        where = found[0] if found else root
+        raise InputError(
+            f"there is no run {name} in {where}; `runs` lists them, results=FOLDER says where they are"
+        )
+    return found[0]
+
+
+def all_runs(results: Path) -> list[Path]:
+    """The folders of all runs on this machine, oldest first."""
+    return sorted(p for p in runs_folder(results).glob("*") if RunPaths(p).run.is_file())
+
+
+def config_of(paths: RunPaths) -> dict[str, Any]:
+    """The resolved config of a run, as it was written when it was made."""
+    config: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(paths.config))  # type: ignore[assignment]
+    return config
+
+
+@contextlib.contextmanager
+def owned(paths: RunPaths) -> Iterator[bool]:
+    """Within the block this command is the one that brings the run to its end, if it yields True.
+
+    The kernel gives the ownership back when a command dies, however it dies.
+    """
+    with paths.owner.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
 def new_run_id(name: str) -> str:
     """A name for a run that sorts by time and is safe in paths and shells."""
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:48].strip("-.") or "run"
@@ -80,6 +143,7 @@ def why_not(ended: Ended, paths: RunPaths) -> str:
         "timed_out": "the job ran past its time limit (job.timeout_s) and was stopped",
         "cancelled": "the run was cancelled",
         "vanished": f"the job vanished: {state.get('reason', 'its supervisor is gone')}",
+        "never_started": "the command ended before the job was started",
     }
     return words[state["state"]]
 

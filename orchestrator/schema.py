@@ -120,8 +120,14 @@ class HostConfig:
     """Where jobs run."""
 
     name: str = MISSING
+    alias: str | None = None  # what `ssh ALIAS` would take; None: this machine
+    ssh_config: str | None = None  # as ssh -F; None: ssh's own files
     work: str = MISSING  # folder for snapshots, inputs and runs
     python: str = MISSING  # interpreter with torch and safetensors
+    env: dict[str, str] = field(default_factory=dict)  # variables for jobs
+    gpus: list[int] | None = None  # those that jobs may see; None: the freest one
+    checkouts: list[str] = field(default_factory=list)  # engine checkouts whose commit is kept
+    patience_s: float = 60.0  # how long a lost host is tried again
 
 
 @dataclass
@@ -158,6 +164,22 @@ class CaptureStatesJob:
 
 
 @dataclass
+class ScriptJob:
+    """Run a script of one's own; what it prints as `metric name=value` is measured."""
+
+    name: str = "script"
+    where: Where = Where.local
+    path: str = MISSING
+    files: list[str] = field(default_factory=list)  # local files to lie beside a local script
+    args: list[str] = field(default_factory=list)
+    metrics_file: str | None = None  # JSON that the script writes; None: metrics.json where it runs
+    lease: bool = False  # for scripts that measure time: have the GPU alone among jobs like it
+    device: Device = Device.auto
+    threads: int = 2
+    timeout_s: float | None = None
+
+
+@dataclass
 class Config:
     """One resolved hypothesis: what runs, what is logged and what is hashed."""
 
@@ -174,7 +196,11 @@ class Config:
     results: str = MISSING
 
 
-JOB_SCHEMAS = {"drafter_test": DrafterTestJob, "capture_states": CaptureStatesJob}
+JOB_SCHEMAS = {
+    "drafter_test": DrafterTestJob,
+    "capture_states": CaptureStatesJob,
+    "script": ScriptJob,
+}
 
 
 def register() -> None:

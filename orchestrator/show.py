@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from orchestrator.follow import OnEvent
+    from orchestrator.follow import OnEvent, OnInterrupt
 
 STAGES = {
     "score": "scoring samples",
@@ -76,14 +76,49 @@ class Show:
             for role in ("target", "drafter", "data")
             if role in config
         ]
-        self.line(f"on       host {config['host']['name']}: {', '.join(parts)}")
+        if "path" in config["job"]:
+            parts = [" ".join([config["job"]["path"], *config["job"]["args"]])]
+        device = config["job"]["device"]
+        self.line(f"on       host {config['host']['name']}, device {device}: {', '.join(parts)}")
         self.line(f"run      {run_id}", style="dim")
 
+    def host(
+        self, environment: Mapping[str, Any], changes: Sequence[str], last: str | None
+    ) -> None:
+        """What the job will run in, and what of that is not as it was in the last run there."""
+        self.line(f"where    {environment_in_words(environment)}", style="dim")
+        for change in changes:
+            self.line(f"changed  {change} (since {last})", style="yellow")
+
+    def meanwhile(self, run_id: str, verdict: Mapping[str, Any]) -> None:
+        """What became of a run that nobody followed to its end."""
+        word = verdict["verdict"]
+        said = f"[{COLOURS[word]}]{word.replace('_', ' ')}[/]  {escape(verdict['reason'])}"
+        self.console.print(f"meanwhile  {escape(run_id)} has ended: {said}")
+
+    def ask_interrupt(self) -> str:
+        """What Ctrl-C is to do: 'detach' or 'cancel'. A second one detaches.
+
+        Where there is no terminal nobody can be asked, and it cancels.
+        """
+        if not (self.console.is_terminal and sys.stdin.isatty()):
+            return "cancel"
+        try:
+            while True:
+                said = self.console.input("\nDetach and leave the run going, or cancel it? [d/c] ")
+                word = said.strip().lower()
+                if word and "detach".startswith(word):
+                    return "detach"
+                if word and "cancel".startswith(word):
+                    return "cancel"
+        except (KeyboardInterrupt, EOFError):
+            return "detach"
+
     @contextmanager
-    def progress(self) -> Iterator[OnEvent]:
+    def progress(self) -> Iterator[tuple[OnEvent, OnInterrupt]]:
         """Within the block, events draw progress bars (or one line a finished stage) and notes."""
         if not self.console.is_terminal:
-            yield self.plain_event
+            yield self.plain_event, self.ask_interrupt
             return
         from rich.progress import (
             BarColumn,
@@ -113,7 +148,13 @@ class Show:
                 elif event["type"] == "note":
                     self.line(f"note     {event['text']}", style="dim")
 
-            yield on_event
+            def on_interrupt() -> str:
+                bars.stop()  # the question must not be drawn over
+                said = self.ask_interrupt()
+                bars.start()
+                return said
+
+            yield on_event, on_interrupt
 
     def plain_event(self, event: dict[str, Any]) -> None:
         """An event without a terminal: notes, and the end of a stage."""
@@ -131,11 +172,14 @@ class Show:
             table = Table("", "value", "95 % interval", "counts", box=None, pad_edge=False)
             for name in sorted(metrics, key=lambda n: ORDER.index(n) if n in ORDER else 99):
                 m = metrics[name]
-                interval = f"{m['low']:.3f} to {m['high']:.3f}"
-                counts = f"{m['numerator']}/{m['denominator']}"
-                table.add_row(LABELS.get(name, name), f"{m['value']:.3f}", interval, counts)
+                # A script's own figures may come without an interval or counts.
+                interval = f"{m['low']:.3f} to {m['high']:.3f}" if "low" in m else ""
+                counts = f"{m['numerator']}/{m['denominator']}" if "numerator" in m else ""
+                label = escape(LABELS.get(name, name))
+                table.add_row(label, f"{m['value']:.3f}", interval, counts)
             self.console.print(table)
-            self.line(f"truth    {next(iter(metrics.values()))['truth']}", style="dim")
+            if truth := next(iter(metrics.values())).get("truth"):
+                self.line(f"truth    {truth}", style="dim")
         word = verdict["verdict"]
         self.console.print(
             f"[bold {COLOURS[word]}]{word.replace('_', ' ')}[/]  {escape(verdict['reason'])}"
@@ -149,6 +193,17 @@ class Show:
     def filed(self, where: str) -> None:
         """Where the run is filed and how to look at it."""
         self.line(f"filed    {where}", style="dim")
+
+    def runs(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """One line a run: when, where, what became of it."""
+        if not rows:
+            self.line("there are no runs yet")
+            return
+        table = Table("run", "host", "state", "", box=None, pad_edge=False)
+        for row in rows:
+            cells = (row["run_id"], row["host"], row["state"], row["said"])
+            table.add_row(*map(escape, cells))
+        self.console.print(table)
 
     def sweep(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """One line a run of a sweep."""
@@ -165,6 +220,19 @@ class Show:
                 *cells, f"[{COLOURS[row['verdict']]}]{row['verdict'].replace('_', ' ')}[/]"
             )
         self.console.print(table)
+
+
+def environment_in_words(environment: Mapping[str, Any]) -> str:
+    """'gpu8: Python 3.11.7, torch 2.13.0 (CUDA 13.0), 2 x RTX 6000 Ada, Linux 6.1.0'."""
+    torch = environment["torch"]
+    parts = [f"Python {environment['python']}"]
+    if torch:
+        built = f"CUDA {torch['cuda']}" if torch.get("cuda") else "no CUDA"
+        parts.append(f"torch {torch['version']} ({built})")
+    names = environment["gpus"]
+    parts += [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
+    parts.append(f"Linux {environment['kernel']}")
+    return f"{environment['hostname']}: {', '.join(parts)}"
 
 
 def wiring_in_words(wiring: Mapping[str, Any]) -> str:

@@ -6,18 +6,27 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from orchestrator.config import Resolved
-from orchestrator.errors import OrchestratorError, TrackingError
-from orchestrator.loop import Session, run, tracking_of
-from orchestrator.paths import RunPaths, runs_folder, sweeps_folder
-from orchestrator.runs import write_json
+from orchestrator.errors import OrchestratorError
+from orchestrator.loop import run
+from orchestrator.paths import RunPaths, sweeps_folder
+from orchestrator.pickup import file_sweep
+from orchestrator.runs import owned, write_json
+from orchestrator.session import Session
 from orchestrator.show import error_line, wiring_in_short
 
 
 def run_sweep(session: Session, points: Sequence[Resolved]) -> None:
+    """Run all points as one sweep, which this command owns until it is filed."""
+    with ExitStack() as stack:
+        run_points(session, points, stack)
+
+
+def run_points(session: Session, points: Sequence[Resolved], stack: ExitStack) -> None:
     """Run every point in turn; each is shown and filed as it ends, then all of them together.
 
     A point that fails does not take the others down; one that is cancelled ends the sweep.
@@ -33,17 +42,22 @@ def run_sweep(session: Session, points: Sequence[Resolved]) -> None:
         "created": time.time(),
         "ended": None,
     }
+
+    def begun(run_id: str) -> None:
+        """Before a run starts, so that a command that dies leaves no run outside its sweep."""
+        record["runs"].append(run_id)
+        write_json(folder / "sweep.json", record)
+
     try:
         folder.mkdir(parents=True)
+        stack.enter_context(owned(RunPaths(folder)))
         for number, point in enumerate(points, start=1):
             session.show.line(f"run {number} of {len(points)}", style="bold")
             try:
-                run(session, point, sweep=sweep_id)
+                run(session, point, sweep=sweep_id, begun=begun)
             except OrchestratorError as error:
                 session.failed = True
                 error_line(str(error))
-            record["runs"] = [path.name for path in session.folders]
-            write_json(folder / "sweep.json", record)
             if session.cancelled:
                 session.failed = True
                 session.show.line(f"cancelled: {len(points) - number} runs were not started")
@@ -56,7 +70,8 @@ def run_sweep(session: Session, points: Sequence[Resolved]) -> None:
             "results=FOLDER"
         ) from error
     session.show.sweep([row(RunPaths(path)) for path in session.folders])
-    file_sweep(session, points[0], folder, results)
+    if record["runs"]:
+        file_sweep(session, folder)
 
 
 def common(names: Any) -> str | None:
@@ -86,17 +101,3 @@ def row(paths: RunPaths) -> dict[str, Any]:
         "accept_length": figure("accept_length"),
         "verdict": verdict,
     }
-
-
-def file_sweep(session: Session, point: Resolved, folder: Path, results: Path) -> None:
-    """File the parent run with its children below it."""
-    from orchestrator.record import fill_sweep
-
-    try:
-        store = session.store(tracking_of(point.config), results).result()
-        filed = fill_sweep(store, folder, runs_folder(results))
-    except TrackingError as error:
-        session.failed = True
-        session.show.line(f"sweep not filed  {error}", style="red")
-        return
-    session.show.filed(f"MLflow parent run {filed.mlflow_run_id}")

@@ -24,7 +24,30 @@ def run_record(arguments: list[str]) -> int:
     return refile.run(arguments)
 
 
-VERBS: dict[str, Verb] = {"record": run_record, "ui": run_ui}
+def run_hosts(arguments: list[str]) -> int:
+    """hosts trust NAME: pin a host's key."""
+    from orchestrator import hosts
+
+    return hosts.run(arguments)
+
+
+def managing(verb: str) -> Verb:
+    """A verb over runs that were started before."""
+
+    def run_it(arguments: list[str]) -> int:
+        from orchestrator import manage
+
+        return manage.run(verb, arguments)
+
+    return run_it
+
+
+VERBS: dict[str, Verb] = {
+    **{verb: managing(verb) for verb in ("runs", "attach", "logs", "cancel", "collect")},
+    "record": run_record,
+    "hosts": run_hosts,
+    "ui": run_ui,
+}
 
 
 def run_verb(name: str, arguments: list[str]) -> int:

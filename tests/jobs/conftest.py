@@ -18,7 +18,17 @@ import pytest
 from jobs.host import members
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
-PARTS = ("__init__", "events", "files", "host", "supervisor", "worker")
+PARTS = (
+    "__init__",
+    "environment",
+    "events",
+    "files",
+    "gpus",
+    "host",
+    "script",
+    "supervisor",
+    "worker",
+)
 DEADLINE_S = 20.0
 
 CRASHING_JOB = '''
@@ -220,8 +230,62 @@ class Supervised:
         assert self.process.wait(timeout=DEADLINE_S) == 0, self.said()
         return self.json("exit.json")
 
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        lines = map(json.loads, self.text("events.jsonl").splitlines())
+        return [event for event in lines if event["type"] == kind]
+
+    def result(self, case: int = 0) -> dict[str, Any]:
+        return self.json(f"results/case-{case}.json")
+
     def at_the_gate(self) -> None:
         eventually(lambda: "at the gate" in self.text("events.jsonl"))
+
+
+FAKE_SMI = """#!/bin/sh
+echo called >> "$FAKE_SMI/calls"
+if [ -e "$FAKE_SMI/broken" ]; then cat "$FAKE_SMI/broken"; exit 9; fi
+case "$1" in
+  --query-gpu=*) cat "$FAKE_SMI/gpus" ;;
+  --query-compute-apps=*) cat "$FAKE_SMI/apps" ;;
+esac
+"""
+
+
+class Machine:
+    """GPUs that do not exist: a program `nvidia-smi` that says what it is told, and a lease folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.leases = folder / "leases"
+        smi = folder / "bin" / "nvidia-smi"
+        smi.parent.mkdir(parents=True)
+        smi.write_text(FAKE_SMI)
+        smi.chmod(0o755)
+        self.has("0, GPU-aaaa, NVIDIA Fake 9000, 81559, 4, 0")
+
+    def has(self, *gpus: str, apps: tuple[str, ...] = ()) -> None:
+        """Lines as nvidia-smi prints them."""
+        for name, lines in (("gpus", gpus), ("apps", apps)):
+            (self.folder / name).write_text("".join(f"{line}\n" for line in lines))
+
+    def breaks(self, says: str) -> None:
+        (self.folder / "broken").write_text(says)
+
+    def was_asked(self) -> bool:
+        return (self.folder / "calls").exists()
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "FAKE_SMI": str(self.folder),
+            "ORCHESTRATOR_GPU_LEASES": str(self.leases),
+        }
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "machine")
 
 
 @pytest.fixture
@@ -235,6 +299,7 @@ def supervise(
         into: Path | None = None,
         raw: str | None = None,
         command: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
         **more: Any,
     ) -> Supervised:
         run_dir = into or tmp_path / f"run-{len(started)}"
@@ -245,6 +310,7 @@ def supervise(
             process = subprocess.Popen(
                 [*command, sys.executable, "-m", "jobs.supervisor", str(run_dir)],
                 cwd=snapshot,
+                env={**os.environ, **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -296,10 +296,16 @@ def test_a_run_goes_from_start_to_its_result(
     assert (listed["run_id"], listed["state"], listed["rc"]) == ("run-1", "finished", 0)
 
 
-def test_a_run_id_is_used_once(channel: Channel, start: Callable[..., Request]) -> None:
-    channel.pipeline([start({"do": "ok"})])
-    with pytest.raises(RefusedError, match="already a run run-1"):
-        channel.pipeline([start({"do": "ok"})])
+def test_a_run_is_started_once_and_its_id_is_its_own(
+    channel: Channel, root: Path, start: Callable[..., Request], eventually: Eventually
+) -> None:
+    replies = channel.pipeline([start({"do": "ok"}), start({"do": "ok"})])
+    assert [reply.header["started"] for reply in replies] == [True, False]
+    eventually(lambda: state_of(channel)["state"] == "finished")
+    log = (root / "runs/run-1/events.jsonl").read_text()
+    assert log.count('"started"') == 1
+    with pytest.raises(RefusedError, match="already another run run-1"):
+        channel.pipeline([start({"do": "error"})])
 
 
 @pytest.mark.parametrize("run_id", ["", ".", "..", "a/b", "../x", "a b", "$(x)", "x" * 121, "a\n"])

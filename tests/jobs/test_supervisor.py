@@ -198,7 +198,9 @@ def test_an_unnamed_signal_is_kept_by_number() -> None:
 
 
 def test_what_runs_on_a_host_needs_the_standard_library_only(snapshot: Path) -> None:
-    code = "import sys; sys.path.insert(0, '.'); import jobs.supervisor, jobs.worker, jobs.host"
+    code = "import sys; sys.path.insert(0, '.'); import " + ", ".join(
+        f"jobs.{part}" for part in ("supervisor", "worker", "host", "gpus", "script", "environment")
+    )
     command = [sys.executable, "-I", "-S", "-c", code]
     done = subprocess.run(command, cwd=snapshot, capture_output=True, check=False)
     assert done.stderr == b""

@@ -129,8 +129,18 @@ def test_the_environment_is_written_and_threads_are_fixed(work: Work, run_dir: P
     environment = json.loads((run_dir / "environment.json").read_text())
     assert environment["threads"] == 3
     assert environment["executable"] == sys.executable
-    assert set(environment["packages"]) == {"torch", "safetensors", "transformers", "numpy"}
-    assert environment["torch"] is None, "the worker must not import torch on its own"
+    assert {"torch", "safetensors", "transformers", "numpy"} <= set(environment["packages"])
+    assert environment["torch"]["version"].startswith(environment["packages"]["torch"][:4])
+    assert environment["loaded_torch"] is None, "the worker must not import torch on its own"
+    assert environment["fingerprint"].startswith("sha256:")
+    assert (environment["pid"] > 1, len(environment["nonce"])) == (True, 32)
+
+
+def test_the_commit_of_a_checkout_goes_into_the_environment(work: Work, run_dir: Path) -> None:
+    place = run_dir / "no checkout"
+    assert work({"do": "ok"}, checkouts=[str(place)]).returncode == 0
+    environment = json.loads((run_dir / "environment.json").read_text())
+    assert "is no folder" in environment["checkouts"][str(place)]["error"]
 
 
 def test_torch_gets_the_threads_of_the_request(work: Work, run_dir: Path, snapshot: Path) -> None:
@@ -142,8 +152,25 @@ def test_torch_gets_the_threads_of_the_request(work: Work, run_dir: Path, snapsh
     )
     assert work({}, job="torch_job", threads=1).returncode == 0
     assert results(run_dir)[0]["wiring"] == {"threads": 1}
-    facts = json.loads((run_dir / "environment.json").read_text())["torch"]
+    environment = json.loads((run_dir / "environment.json").read_text())
+    facts = environment["loaded_torch"]
     assert (facts["threads"], facts["gpus"]) == (1, [])
+    assert facts["version"] == environment["torch"]["version"]
+
+
+def test_what_the_supervisor_says_of_the_gpus_becomes_notes(work: Work, run_dir: Path) -> None:
+    (run_dir / "gpus.json").write_text(json.dumps({"notes": ["GPU 3 is chosen"]}))
+    assert work({"do": "ok"}).returncode == 0
+    assert [e["text"] for e in events(run_dir) if e["type"] == "note"] == ["GPU 3 is chosen"]
+
+
+def test_gpus_that_could_not_be_chosen_fail_every_case(work: Work, run_dir: Path) -> None:
+    record = {"notes": [], "error": "host.gpus asks for GPU 7"}
+    (run_dir / "gpus.json").write_text(json.dumps(record))
+    assert work({"do": "ok"}, {"do": "ok"}).returncode == 1
+    errors = [(r["error"]["kind"], r["error"]["message"]) for r in results(run_dir)]
+    assert errors == [("BadInput", "host.gpus asks for GPU 7")] * 2
+    assert (run_dir / "environment.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -155,6 +182,12 @@ def test_torch_gets_the_threads_of_the_request(work: Work, run_dir: Path, snapsh
         ({"threads": 0}, "threads 0"),
         ({"timeout_s": -1}, "timeout_s -1"),
         ({"grace_s": "5"}, "grace_s '5'"),
+        ({"device": "gpu"}, "device 'gpu' is not one of"),
+        ({"gpus": [0]}, "gpus [0] is not"),
+        ({"gpus": {"wanted": ["0"], "lease": False}}, "is not {wanted"),
+        ({"gpus": {"wanted": [True], "lease": False}}, "is not {wanted"),
+        ({"gpus": {"wanted": None}}, "is not {wanted"),
+        ({"checkouts": "/x"}, "checkouts is not a list"),
         ({"cases": []}, "at least one case"),
         ({"cases": [{"case_id": "../x"}]}, "'../x' is not a plain file name"),
         ({"cases": [{"case_id": "a"}, {"case_id": "a"}]}, "twice"),

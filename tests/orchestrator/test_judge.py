@@ -48,6 +48,36 @@ def test_a_metric_that_was_not_measured_is_no_answer() -> None:
     assert "accept_length was predicted but not measured" in verdict.reason
 
 
+@pytest.mark.parametrize("name", ["ms", "Loss", "eval/top-1.acc", "_x9"])
+def test_a_script_may_measure_anything(name: str) -> None:
+    (prediction,) = parse_predictions(f"{name} < 9.5", None)
+    assert prediction.metric == name
+    with pytest.raises(InputError, match="no metric"):
+        parse_predictions(f"{name} < 9.5")
+
+
+@pytest.mark.parametrize(
+    ("predict", "verdict"),
+    [("ms < 9.5", "supported"), ("ms < 7.4", "refuted"), ("ms <= 7.4", "supported")],
+)
+def test_a_figure_without_an_interval_decides_by_itself_and_says_so(
+    predict: str, verdict: str
+) -> None:
+    found = judge(parse_predictions(predict, None), {"ms": {"value": 7.4}})
+    assert found.verdict == verdict
+    assert found.reason == f"{predict}: 7.4 (no interval)"
+    (row,) = found.plain()["predictions"]
+    assert (row["low"], row["high"]) == (7.4, 7.4)
+
+
+def test_an_interval_is_shown_in_the_size_of_the_figure() -> None:
+    small = {"loss": {"value": 2e-5, "low": 1e-5, "high": 3e-5}}
+    reason = judge(parse_predictions("loss < 0.1", None), small).reason
+    assert reason == "loss < 0.1: 2e-05 [1e-05, 3e-05]"
+    rate = judge(parse_predictions("accuracy >= 0.7"), metrics(0.70, 0.75)).reason
+    assert rate == "accuracy >= 0.7: 0.725 [0.700, 0.750]"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -56,6 +86,8 @@ def test_a_metric_that_was_not_measured_is_no_answer() -> None:
         ("", "is no comparison"),
         ("acuracy > 0.5", "no metric 'acuracy'"),
         ("accuracy > 0.5 or accuracy < 0.1", "is no comparison"),
+        ("9x > 0.5", "is no comparison"),
+        ("größe > 0.5", "is no comparison"),
     ],
 )
 def test_a_prediction_that_cannot_be_read_says_its_form(text: str, words: str) -> None:

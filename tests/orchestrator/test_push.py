@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from jobs.host import tree_digest
-from orchestrator.channel import Channel, RefusedError, Reply, Request, open_local
+from jobs.host import PART, tree_digest
+from orchestrator.channel import PROGRAM, Channel, RefusedError, Reply, Request, open_local
 from orchestrator.errors import InputError
-from orchestrator.push import TreeFile, digest_of, hash_file, push_tree, tree_of
+from orchestrator.push import (
+    Kind,
+    Load,
+    Tree,
+    TreeFile,
+    deliver,
+    digest_of,
+    hash_file,
+    lay_out,
+    to_send,
+    tree_of,
+)
 
 
 class Counting:
@@ -20,12 +35,20 @@ class Counting:
 
     def __init__(self, channel: Channel) -> None:
         self.name = channel.name
+        self.root = channel.hello()["root"]
         self.trips: list[list[str]] = []
         self._channel = channel
 
     def pipeline(self, requests: Sequence[Request], *, check: bool = True) -> list[Reply]:
         self.trips.append([request.op for request in requests])
         return self._channel.pipeline(requests, check=check)
+
+
+def push(channel: Any, kind: Kind, tree: Tree) -> str:
+    loads = [Load(kind=kind, tree=tree)]
+    answers = channel.pipeline([lay_out(load) for load in loads], check=False)
+    deliver(channel, loads, answers, [])
+    return f"{channel.root}/{loads[0].folder}"
 
 
 @pytest.fixture
@@ -50,14 +73,14 @@ def files(tmp_path: Path) -> dict[str, Path]:
 def test_a_tree_travels_once_and_only_what_is_new(
     channel: Counting, files: dict[str, Path]
 ) -> None:
-    path = Path(push_tree(channel, "snapshots", tree_of(files)))
+    path = Path(push(channel, "snapshots", tree_of(files)))
     assert {name: (path / name).read_bytes() for name in files} == {
         name: source.read_bytes() for name, source in files.items()
     }
     assert (path / "jobs/0.py").stat().st_mode & 0o111
-    assert push_tree(channel, "snapshots", tree_of(files)) == str(path)
+    assert push(channel, "snapshots", tree_of(files)) == str(path)
     files["jobs/1.py"].write_bytes(b"changed")
-    assert push_tree(channel, "snapshots", tree_of(files)) != str(path)
+    assert push(channel, "snapshots", tree_of(files)) != str(path)
     assert channel.trips == [
         ["lay_out"],
         ["put"] * 5 + ["lay_out"],
@@ -92,10 +115,54 @@ def test_a_source_that_changes_after_hashing_is_an_input_error(
         )
     words = "cannot be read" if change == "gone" else "was changed while it was being pushed"
     with pytest.raises(InputError, match=rf"3\.py {words}"):
-        push_tree(channel, "inputs", tree)
+        push(channel, "inputs", tree)
     assert not (tmp_path / "root/inputs").exists()
     source.write_bytes(data)
-    push_tree(channel, "inputs", tree)
+    push(channel, "inputs", tree)
+
+
+def test_large_content_goes_on_where_it_was_cut_off(channel: Counting, tmp_path: Path) -> None:
+    content = os.urandom(PART + 1000)
+    source = tmp_path / "large"
+    source.write_bytes(content)
+    tree = tree_of({"large": source})
+    load = Load(kind="inputs", tree=tree)
+    (sha,) = {file.hash for file in tree.files.values()}
+    program = subprocess.Popen(
+        [sys.executable, "-I", str(PROGRAM), "--root", channel.root],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    assert program.stdin is not None
+    header = json.dumps({"op": "put", "hash": sha, "payload": len(content)}).encode()
+    program.stdin.write(header + b"\n" + content[: PART // 2])
+    program.stdin.close()
+    assert program.wait(20) == 0
+    answers = channel.pipeline([lay_out(load)], check=False)
+    assert answers[0].header["parts"] == {sha: PART // 2}
+    (put,) = to_send([load], answers)
+    assert (put.fields["offset"], put.offset) == (PART // 2, PART // 2)
+    deliver(channel, [load], answers, [])
+    assert (Path(channel.root) / load.folder / "large").read_bytes() == content
+    assert list((Path(channel.root) / "tmp").iterdir()) == []
+
+
+def test_a_part_that_another_program_writes_is_left_to_it(
+    channel: Counting, tmp_path: Path
+) -> None:
+    source = tmp_path / "large"
+    source.write_bytes(os.urandom(PART))
+    load = Load(kind="inputs", tree=tree_of({"large": source}))
+    (sha,) = {file.hash for file in load.tree.files.values()}
+    part = Path(channel.root) / "tmp" / f"{sha}.part"
+    part.parent.mkdir()
+    answers = channel.pipeline([lay_out(load)], check=False)
+    with part.open("xb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(RefusedError, match="another command is sending") as caught:
+            deliver(channel, [load], answers, [])
+    assert caught.value.kind == "busy"
+    deliver(channel, [load], answers, [])
 
 
 def test_bytes_are_a_source_too(channel: Counting) -> None:
@@ -103,7 +170,7 @@ def test_bytes_are_a_source_too(channel: Counting) -> None:
     found = {"config.json": TreeFile(hash=name, mode=0o644, source=b"foobar")}
     tree = tree_of({})
     tree = type(tree)(digest=digest_of(found), files=found)
-    path = Path(push_tree(channel, "inputs", tree))
+    path = Path(push(channel, "inputs", tree))
     assert (path / "config.json").read_bytes() == b"foobar"
 
 
@@ -113,7 +180,7 @@ def test_a_host_that_cannot_store_says_why(
     (tmp_path / "root").mkdir(exist_ok=True)
     (tmp_path / "root" / "tmp").write_text("in the way")
     with pytest.raises(RefusedError, match="root/tmp: File exists"):
-        push_tree(channel, "snapshots", tree_of(files))
+        push(channel, "snapshots", tree_of(files))
 
 
 @pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../b", "", "a//b", "a\0b", "bad\udcff"])

@@ -1,0 +1,100 @@
+"""The end of a run: judge it, show it, file it. The exit code is computed from what is left on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import metrics_of
+from orchestrator.errors import Detached, HostUnreachable, OrchestratorError, TrackingError
+from orchestrator.follow import Ended
+from orchestrator.judge import Verdict, judge, not_answered, parse_predictions
+from orchestrator.paths import RunPaths
+from orchestrator.runs import failed_result, reference, why_not, write_json
+from orchestrator.session import Session
+from orchestrator.tracking import Tracking, default_tracking, how_to_open
+
+
+def conclude(
+    session: Session, config: dict[str, Any], paths: RunPaths, ending: Callable[[], Ended]
+) -> None:
+    """Bring a run to its end by `ending`, judge it, show it and file it."""
+    attach = f"python -m orchestrator attach {reference(paths.folder)}"
+    try:
+        answer(session, config, paths, ending)
+    except Detached as error:
+        session.failed = session.cancelled = True
+        session.show.line(f"detached  {error}", style="yellow")
+        session.show.line(f"Take it up again with: {attach}")
+        return
+    except HostUnreachable as error:
+        # Never the same as a failed run: it may go on there, so nothing is judged.
+        session.failed = True
+        session.show.line(f"unreachable  {error}", style="red")
+        session.show.line(f"Take it up again with: {attach}")
+        return
+    except OSError as error:
+        raise OrchestratorError(
+            f"{error.filename or paths.folder} cannot be written ({error.strerror}); make room, then "
+            f"take the run up again with: {attach}"
+        ) from error
+    file_run(session, tracking_of(config), Path(config["results"]), paths)
+
+
+def answer(
+    session: Session, config: dict[str, Any], paths: RunPaths, ending: Callable[[], Ended]
+) -> None:
+    """End a run, judge it and show it; its folder then holds the verdict."""
+    try:
+        ended = ending()
+        verdict = judged(config, ended, paths)
+    except (HostUnreachable, Detached):
+        raise
+    except OrchestratorError as error:
+        ended = Ended(state={}, result=failed_result(error))
+        write_json(paths.result, ended.result)
+        verdict = not_answered(str(error))
+    write_json(paths.verdict, verdict.plain())
+    session.cancelled = ended.state.get("state") == "cancelled"
+    if ended.ok and ended.result is not None:
+        session.show.answer(ended.result, verdict.plain())
+    else:
+        session.show.not_answered(verdict.reason, paths.folder)
+
+
+def judged(config: dict[str, Any], ended: Ended, paths: RunPaths) -> Verdict:
+    """The verdict on a run that has ended."""
+    if not ended.ok:
+        return not_answered(why_not(ended, paths))
+    predictions = parse_predictions(config["predict"], metrics_of(config["job"]["name"]))
+    return judge(predictions, (ended.result or {}).get("metrics", {}))
+
+
+def file_run(session: Session, tracking: Tracking, results: Path, paths: RunPaths) -> None:
+    """File the run in MLflow; where that fails, the run's folder stays and can be filed later."""
+    from orchestrator.record import fill_run
+
+    try:
+        filed = fill_run(session.store(tracking, results).result(), paths.folder)
+    except (TrackingError, KeyboardInterrupt) as error:
+        reason = str(error) or "interrupted"
+        session.show.line(f"not filed  {reason}", style="red")
+        session.show.line(
+            f"The run is whole; file it: python -m orchestrator record {reference(paths.folder)}"
+        )
+        session.cancelled |= isinstance(error, KeyboardInterrupt)
+        return
+    write_json(paths.filed, {"uri": tracking.uri, "run": filed.mlflow_run_id})
+    session.show.filed(
+        f"MLflow run {filed.mlflow_run_id}; look at it with: {how_to_open(tracking)}"
+    )
+
+
+def tracking_of(config: dict[str, Any]) -> Tracking:
+    """Where a config's runs are filed."""
+    uri, experiment = config["tracking"]["uri"], config["tracking"]["experiment"]
+    default = default_tracking(Path(config["results"]))
+    if uri is None:
+        return Tracking(uri=default.uri, experiment=experiment, artifact_root=default.artifact_root)
+    return Tracking(uri=uri, experiment=experiment)

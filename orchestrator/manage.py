@@ -1,0 +1,255 @@
+"""Verbs over runs that were started before: runs, attach, logs, cancel, collect."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.channel import Channel
+from orchestrator.errors import HostError, HostUnreachable, InputError, OrchestratorError
+from orchestrator.follow import OVER, follow_request, prove_gone
+from orchestrator.loop import resume
+from orchestrator.paths import CLONE, RunPaths
+from orchestrator.pickup import file_meanwhile, open_runs, state_of, take_in
+from orchestrator.runs import all_runs, config_of, exit_code, find_run, owned
+from orchestrator.session import Session, key_of
+from orchestrator.show import Show, error_line
+
+USAGE = {
+    "runs": "runs [host=NAME]: all runs, oldest first, and the state of those that have not ended",
+    "attach": "attach RUN: follow a run to its end, judge and file it",
+    "logs": "logs RUN [-f]: what a run has printed; -f goes on until it ends",
+    "cancel": "cancel RUN…: end runs, with every process that they started",
+    "collect": "collect [RUN…] [host=NAME]: bring in, judge and file all runs that have ended",
+}
+BLOCK = 1 << 20
+WAIT_S = 1.0  # how long the host holds a request open when nothing happens
+GRACE_S = 20.0  # a supervisor gives its job 5 seconds to end, and kills it then
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A verb's arguments."""
+
+    names: tuple[str, ...]
+    results: Path
+    host: str | None = None
+    follow: bool = False
+
+
+def parse(verb: str, arguments: Sequence[str]) -> Asked | None:
+    """The arguments of a verb; None where its help was asked for. Raises InputError."""
+    usage = f"python -m orchestrator {USAGE[verb].partition(':')[0]} [results=FOLDER]"
+    names: list[str] = []
+    settings: dict[str, str] = {}
+    follow = False
+    for argument in arguments:
+        key, is_setting, value = argument.partition("=")
+        if argument in ("-h", "--help"):
+            return None
+        if argument in ("-f", "--follow") and verb == "logs":
+            follow = True
+        elif is_setting and (key == "results" or (key == "host" and f"[{key}=" in USAGE[verb])):
+            settings[key] = value
+        elif argument.startswith("-") or (is_setting and "/" not in key):
+            raise InputError(f"{verb} takes no {argument!r}; usage: {usage}")
+        else:
+            names.append(argument)
+    least, most = {"runs": (0, 0), "collect": (0, 999), "cancel": (1, 999)}.get(verb, (1, 1))
+    if not least <= len(names) <= most:
+        raise InputError(f"{verb} needs {'a run' if least else 'no run'}; usage: {usage}")
+    results = Path(settings["results"]).expanduser() if "results" in settings else CLONE / "results"
+    return Asked(
+        names=tuple(names),
+        results=results.absolute(),
+        host=settings.get("host"),
+        follow=follow,
+    )
+
+
+def run(verb: str, arguments: Sequence[str]) -> int:
+    """Do what a verb says; its exit code."""
+    asked = parse(verb, arguments)
+    show = Show()
+    if asked is None:
+        usage, _, words = USAGE[verb].partition(": ")
+        show.line(
+            f"python -m orchestrator {usage} [results=FOLDER]\n{words[0].upper()}{words[1:]}."
+        )
+        return 0
+    action = {
+        "runs": list_runs,
+        "attach": attach,
+        "logs": logs,
+        "cancel": cancel,
+        "collect": collect,
+    }
+    with Session(show) as session:
+        return action[verb](session, asked)
+
+
+def list_runs(session: Session, asked: Asked) -> int:
+    """All runs with their state; a host that does not answer makes its runs unreachable, not failed."""
+    rows = []
+    lost: dict[str, str] = {}
+    for folder in all_runs(asked.results):
+        paths = RunPaths(folder)
+        record = json.loads(paths.run.read_bytes())
+        if asked.host in (None, record["host"]):
+            rows.append({**record, **standing(session, paths, lost)})
+    session.show.runs(rows)
+    for sentence in lost.values():
+        error_line(sentence)
+    return 1 if lost else 0
+
+
+def standing(session: Session, paths: RunPaths, lost: dict[str, str]) -> dict[str, str]:
+    """A run's state, and its verdict or what else is to be said."""
+    if paths.verdict.is_file():
+        verdict = json.loads(paths.verdict.read_bytes())
+        exit_record = json.loads(paths.exit.read_bytes()) if paths.exit.is_file() else {}
+        word = verdict["verdict"].replace("_", " ")
+        filed = "" if paths.filed.is_file() else ", not filed"
+        return {"state": state_in_words(exit_record or {"state": "ended"}), "said": word + filed}
+    host = config_of(paths)["host"]
+    key = key_of(host)
+    if key in lost:
+        return {"state": "unreachable", "said": ""}
+    try:
+        state = state_of(session.link(host).channel, paths.folder.name)
+    except OrchestratorError as error:
+        lost[key] = str(error)
+        session.drop(host)
+        return {"state": "unreachable", "said": ""}
+    said = {"queued": f"waits for {state.get('waiting_for', 'its start')}"}.get(state["state"], "")
+    return {
+        "state": state_in_words(state),
+        "said": said or ("collect it" if state["state"] in OVER else ""),
+    }
+
+
+def state_in_words(state: dict[str, Any]) -> str:
+    """'finished(0)', 'killed(SIGSEGV)', 'running'."""
+    word = str(state["state"]).replace("_", " ")
+    detail = state.get("signal_name") or state.get("rc")
+    return f"{word}({detail})" if detail is not None and word in ("finished", "killed") else word
+
+
+def attach(session: Session, asked: Asked) -> int:
+    """Follow one run to its end."""
+    folder = find_run(asked.names[0], asked.results)
+    if RunPaths(folder).verdict.is_file():
+        raise InputError(f"{folder.name} has ended and was judged; `record` files it again")
+    resume(session, folder)
+    file_meanwhile(session, folder.parent.parent)
+    return exit_code(session.folders, failed=session.failed)
+
+
+def logs(session: Session, asked: Asked) -> int:
+    """The log as bytes, from the host while the run goes on, else from this machine."""
+    folder = find_run(asked.names[0], asked.results)
+    paths = RunPaths(folder)
+    if paths.verdict.is_file():
+        with paths.log.open("rb") as file:
+            while part := file.read(BLOCK):
+                emit(part)
+        return 0
+    channel = session.link(config_of(paths)["host"]).channel
+    for part in log_of(channel, folder.name, follow=asked.follow):
+        emit(part)
+    return 0
+
+
+def log_of(channel: Channel, run_id: str, *, follow: bool) -> Iterator[bytes]:
+    """A run's log on its host, in parts; with `follow` until the run has ended."""
+    offset, seen = 0, ""
+    while True:
+        wait_s = WAIT_S if follow and seen else 0.0
+        (reply,) = channel.pipeline([follow_request(run_id, {"log": offset}, seen, wait_s)])
+        seen = reply.header["state"]["state"]
+        offset += len(reply.payload)
+        yield reply.payload
+        if not reply.payload and (not follow or seen in OVER):
+            return
+
+
+def emit(part: bytes) -> None:
+    """Bytes to stdout, as they are."""
+    sys.stdout.buffer.write(part)
+    sys.stdout.buffer.flush()
+
+
+def cancel(session: Session, asked: Asked) -> int:
+    """End runs, and see that nothing of them is left."""
+    failed = False
+    for folder in [find_run(name, asked.results) for name in asked.names]:
+        paths = RunPaths(folder)
+        config = config_of(paths)
+        channel = session.link(config["host"]).channel
+        state = end(channel, folder.name)
+        session.show.line(f"{folder.name}  {state_in_words(state)}; no process of it is left")
+        with owned(paths) as mine:
+            if mine and not paths.verdict.is_file():
+                take_in(session, channel, config, paths)
+        failed |= state["state"] not in (*OVER, "never_started")
+    file_meanwhile(session, asked.results)
+    return 1 if failed else 0
+
+
+def end(channel: Channel, run_id: str) -> dict[str, Any]:
+    """Ask a run to end, insist, and prove it; its final state. Raises HostError where it goes on."""
+    state = state_of(channel, run_id)
+    if state["state"] == "never_started":
+        return state
+    if state["state"] not in OVER:
+        channel.request("signal", run_id=run_id, signal="TERM")
+        waited = 0.0
+        while state["state"] not in OVER and waited < GRACE_S:
+            request = follow_request(run_id, {}, state["state"], WAIT_S)
+            state = channel.pipeline([request])[0].header["state"]
+            waited += WAIT_S
+    if state["state"] not in OVER:
+        channel.request("signal", run_id=run_id, signal="KILL")
+        state = state_of(channel, run_id)
+    prove_gone(channel, run_id)
+    if state["state"] not in OVER:
+        raise HostError(f"{channel.name}: {run_id} is still {state['state']} after SIGKILL")
+    return state
+
+
+def collect(session: Session, asked: Asked) -> int:
+    """Bring in what has ended, of the runs named or of all."""
+    if asked.names:
+        folders = [RunPaths(find_run(name, asked.results)) for name in asked.names]
+    else:
+        folders = list(open_runs(asked.results))
+    failed = False
+    lost: set[str] = set()
+    for paths in folders:
+        config = config_of(paths)
+        if asked.host not in (None, config["host"]["name"]) or key_of(config["host"]) in lost:
+            continue
+        with owned(paths) as mine:
+            if not mine:
+                session.show.line(f"{paths.folder.name}  another command follows it")
+                continue
+            if paths.verdict.is_file():
+                continue
+            try:
+                take_in(session, session.link(config["host"]).channel, config, paths)
+            except HostUnreachable as error:
+                failed = True
+                lost.add(key_of(config["host"]))
+                error_line(f"unreachable: {error}")
+    file_meanwhile(session, asked.results)
+    brought = [paths.folder for paths in folders if paths.verdict.is_file()]
+    unfiled = any(not RunPaths(folder).filed.is_file() for folder in brought)
+    if not folders:
+        with contextlib.suppress(BrokenPipeError):
+            session.show.line("every run has ended and was judged")
+    return 1 if failed or unfiled else 0

@@ -1,0 +1,221 @@
+"""Before anything is copied: is the host as the job needs it, and as it was the last time?
+
+One question goes to the host: what `python` has installed there, what lies at the paths, how much
+memory is free. The checks are pure functions of the answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.channel import Channel, Reply, Request
+from orchestrator.errors import HostError, InputError
+from orchestrator.paths import CLONE, RunPaths
+from orchestrator.plan import Input
+
+PROGRAM = CLONE / "jobs" / "environment.py"
+SPARE = 256 << 20  # bytes that must stay free on the host's disk
+OLDEST_TORCH = (2, 6)
+OLDEST_PYTHON = (3, 10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What the host answered."""
+
+    environment: dict[str, Any]
+    paths: dict[str, dict[str, Any]]
+    memory: dict[str, int]
+    gpus: Any  # a list, None where it was not asked for, or {"error": …}
+    free: int  # bytes on the disk of the work folder
+
+    def expanded(self) -> dict[str, str]:
+        """The paths that were asked about, without their `~`."""
+        return {asked: str(found["path"]) for asked, found in self.paths.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One check: what was found, and what to do where that will not do."""
+
+    what: str
+    ok: bool
+    said: str
+
+
+def question(config: Mapping[str, Any], paths: Iterable[str]) -> Request:
+    """What to ask the host."""
+    host = config["host"]
+    argument = {
+        "checkouts": host["checkouts"],
+        "paths": sorted(paths),
+        "gpus": config["job"]["device"] != "cpu",
+    }
+    fields = {"python": host["python"], "env": host["env"], "argument": json.dumps(argument)}
+    return Request(op="probe", fields=fields, payload=PROGRAM.read_bytes())
+
+
+def answer_of(channel: Channel, reply: Reply) -> Found:
+    """The host's answer. Raises InputError where its interpreter cannot be used."""
+    if not reply.ok:
+        kind = InputError if reply.header.get("kind") == "python" else HostError
+        raise kind(f"{channel.name}: {reply.header.get('error')}")
+    lines = reply.payload.decode("utf-8", "replace").strip().splitlines()
+    try:
+        answer = json.loads(lines[-1])
+        return Found(free=reply.header["free"], **answer)
+    except (IndexError, ValueError, TypeError) as error:
+        raise HostError(
+            f"{channel.name}: the interpreter's answer about itself is no JSON ({error}); its last "
+            f"line: {lines[-1][:120] if lines else ''}"
+        ) from error
+
+
+def checks(
+    config: Mapping[str, Any], inputs: Mapping[str, Input], found: Found, to_send: int, made: bool
+) -> list[Check]:
+    """All checks, those that fail too; `made` says that data to be captured is there already."""
+    return [
+        *check_python(found),
+        *check_packages(config, found, made),
+        *check_gpus(config, found),
+        *check_paths(inputs, found),
+        *check_room(config, inputs, found, to_send, made),
+    ]
+
+
+def check_python(found: Found) -> Iterator[Check]:
+    """Jobs need Python 3.10."""
+    version = str(found.environment["python"])
+    ok = numbers(version) >= OLDEST_PYTHON
+    said = f"{found.environment['executable']} is Python {version}"
+    advice = "; set host.python to one of 3.10 or newer"
+    yield Check(what="python", ok=ok, said=said if ok else said + advice)
+
+
+def check_packages(config: Mapping[str, Any], found: Found, made: bool) -> Iterator[Check]:
+    """What the job imports; a script is asked nothing."""
+    job = config["job"]["name"]
+    if job == "script":
+        return
+    captures = job == "capture_states" or (config["data"]["capture"] is not None and not made)
+    packages = found.environment["packages"]
+    for name in ("torch", "safetensors", *(("transformers",) if captures else ())):
+        version = packages.get(name)
+        said, ok = f"{name} {version}", version is not None
+        if not ok:
+            said = (
+                f"{name} is not installed for {found.environment['executable']}; install it there or "
+                "set host.python"
+            )
+        elif name == "torch" and numbers(str(version)) < OLDEST_TORCH:
+            said, ok = f"torch {version} is older than 2.6; update it", False
+        yield Check(what=name, ok=ok, said=said)
+
+
+def check_gpus(config: Mapping[str, Any], found: Found) -> Iterator[Check]:
+    """A GPU where one is asked for by name; `auto` takes what there is."""
+    device, wanted = config["job"]["device"], config["host"]["gpus"]
+    if device == "cpu":
+        return
+    if isinstance(found.gpus, Mapping):
+        yield Check(
+            what="gpus",
+            ok=device == "auto" and wanted is None,
+            said=f"nvidia-smi fails: {found.gpus['error']}; mend the driver or set job.device=cpu",
+        )
+        return
+    there = {gpu["index"]: gpu["name"] for gpu in found.gpus or ()}
+    missing = sorted(set(wanted or ()) - set(there))
+    if missing:
+        named = ", ".join(f"{index} ({name})" for index, name in there.items()) or "none"
+        said = f"host.gpus names {missing}, but the GPUs there are: {named}"
+        yield Check(what="gpus", ok=False, said=said)
+    elif device == "cuda":
+        torch = found.environment["torch"] or {}
+        cpu_build = bool(torch) and not torch.get("cuda") and not torch.get("hip")
+        if cpu_build and config["job"]["name"] != "script":
+            said = f"torch {torch.get('version')} is a build without CUDA; set job.device=cpu"
+            yield Check(what="cuda", ok=False, said=said)
+        elif not there and not torch.get("hip"):
+            said = "job.device=cuda, but nvidia-smi finds no GPU there; set job.device=cpu"
+            yield Check(what="cuda", ok=False, said=said)
+    if there and not missing:
+        yield Check(what="gpus", ok=True, said=", ".join(there.values()))
+
+
+def check_paths(inputs: Mapping[str, Input], found: Found) -> Iterator[Check]:
+    """Inputs that lie on the host lie there and can be read; what is to be made does not."""
+    for role, given in inputs.items():
+        if given.tree is not None:
+            continue
+        there = found.paths[given.path]
+        if given.made:
+            ok = not there["exists"]
+            said = f"{there['path']} exists already; name a new folder or remove it"
+        else:
+            ok = there["exists"] and there["readable"]
+            why = "cannot be read by this user" if there["exists"] else "does not exist there"
+            said = f"{there['path']} {why}; name it by its path on the host"
+        yield Check(what=role, ok=ok, said=str(there["path"]) if ok else said)
+
+
+def check_room(
+    config: Mapping[str, Any], inputs: Mapping[str, Input], found: Found, to_send: int, made: bool
+) -> Iterator[Check]:
+    """Disk for what is sent, memory for what is loaded from the host's files on the CPU."""
+    needed = to_send + SPARE
+    said = f"{gib(found.free)} free"
+    advice = (
+        f" below {config['host']['work']}, but {gib(needed)} are needed; make room or set host.work"
+    )
+    ok = found.free >= needed
+    yield Check(what="disk", ok=ok, said=said if ok else said + advice)
+    if config["job"]["device"] != "cpu":
+        return
+    loaded = [given for role, given in inputs.items() if role == "drafter"]
+    if not made and "prompts" in inputs:
+        loaded.append(inputs["target"])
+    weights = sum(found.paths[given.path]["bytes"] for given in loaded if given.tree is None)
+    free = found.memory["available"]
+    said = f"{gib(free)} of memory available"
+    advice = (
+        f", but the weights to load are {gib(weights)}; set job.device=cuda or use a larger host"
+    )
+    yield Check(what="memory", ok=free >= weights, said=said if free >= weights else said + advice)
+
+
+def refuse(name: str, results: Sequence[Check]) -> None:
+    """Raises InputError with every failing check."""
+    failing = [check.said for check in results if not check.ok]
+    if failing:
+        raise InputError(f"{name}: {'; '.join(failing)}")
+
+
+def last_environment(
+    runs: Path, host: str, this: str
+) -> tuple[str, dict[str, Any]] | tuple[None, None]:
+    """The last run on a host before `this` one, and the environment it ran in."""
+    for folder in sorted(runs.glob("*"), reverse=True):
+        paths = RunPaths(folder)
+        if folder.name == this or not paths.preflight.is_file() or not paths.run.is_file():
+            continue
+        if json.loads(paths.run.read_bytes())["host"] == host:
+            environment = json.loads(paths.preflight.read_bytes()).get("environment")
+            if environment:
+                return folder.name, environment
+    return None, None
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """(2, 13) of '2.13.0+cu128'."""
+    return tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+
+
+def gib(size: int) -> str:
+    """Bytes in GiB."""
+    return f"{size / (1 << 30):.1f} GiB"
