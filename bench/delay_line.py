@@ -41,9 +41,7 @@ class DelayLine:
         )
         self._thread.start()
         self.flowing = self._run(_set_event())
-        self._server = self._run(
-            asyncio.start_server(self._take, "127.0.0.1", 0, limit=PART)  # type: ignore[arg-type]
-        )
+        self._server = self._run(asyncio.start_server(self._take, "127.0.0.1", 0, limit=PART))
         self.port: int = self._server.sockets[0].getsockname()[1]
 
     def __enter__(self) -> DelayLine:

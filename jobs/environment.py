@@ -18,6 +18,7 @@ import os
 import platform
 import pwd
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -303,7 +304,7 @@ def checkout(given: str) -> dict[str, Any]:
         if "dubious ownership" in str(error):
             return {
                 "error": f"git refuses {path}, which belongs to another user; run there: "
-                f"git config --global --add safe.directory {path}"
+                f"git config --global --add safe.directory {shlex.quote(path)}"
             }
         if "not a git repository" in str(error):
             return {"error": f"{path} is no git checkout"}

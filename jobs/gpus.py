@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import getpass
 import json
 import os
+import pwd
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -367,8 +367,8 @@ def holder(fd: int) -> str:
 def user_name() -> str:
     """This user's name, or number where nobody knows the name."""
     try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
         return str(os.getuid())
 
 

@@ -180,12 +180,16 @@ class Channel:
                 return frame.reply.result(timeout=max(left, 0.01))
             except NotYet:
                 if self._active_at + self._deadline_s < time.monotonic():
-                    self._ended = True
-                    self._abort()
+                    self.abort()
                     raise HostUnreachable(
                         f"{self.name}: {frame.op!r} was not answered within {self._deadline_s:.0f} s; "
                         "a run there may well go on"
                     ) from None
+
+    def abort(self) -> None:
+        """Ends the stream at once, for one that is lost or not wanted any more."""
+        self._ended = True
+        self._abort()
 
     def stop_sending(self) -> bool:
         """Takes no more requests; whether those taken have been written."""

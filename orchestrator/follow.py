@@ -39,11 +39,14 @@ def follow(
     folder: Path,
     on_event: OnEvent,
     on_interrupt: OnInterrupt,
+    *,
+    interrupted: bool = False,
 ) -> dict[str, Any]:
     """Copy the run's log and events into `folder` as they grow; returns the final state.
 
-    What stands in `folder` already is not asked for again. Ctrl-C asks `on_interrupt` what is
-    wanted: to cancel, which ends the run and waits for its end, or to detach.
+    What stands in `folder` already is not asked for again. Ctrl-C (or `interrupted`: it came before)
+    asks `on_interrupt` what is wanted: to cancel, which ends the run and waits for its end, or to
+    detach.
 
     Raises:
         Detached: the person chose to leave the run to itself, or pressed Ctrl-C while it was ended.
@@ -53,8 +56,11 @@ def follow(
     seen, rest, cancelling = "", last_part(folder / "events.jsonl"), False
     while True:
         try:
+            if interrupted:
+                raise KeyboardInterrupt
             state, parts = poll(channel, run_id, offsets, seen)
         except KeyboardInterrupt:
+            interrupted = False
             if cancelling or on_interrupt() == "detach":
                 raise Detached(f"run {run_id} goes on") from None
             cancelling = True

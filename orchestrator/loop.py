@@ -34,6 +34,7 @@ from orchestrator.runs import config_of, create_folder, new_run_id, owned, write
 from orchestrator.session import Link, Session
 
 BUSY_PAUSE_S = 1.0
+SOON_SENT = 1 << 20  # bytes that need no waiting for
 
 
 def run(
@@ -51,7 +52,6 @@ def run(
     """
     config = resolved.config
     snapshot = session.snapshot()
-    inputs = session.inputs(config)
     run_id = new_run_id(resolved.experiment or config["job"]["name"])
     paths = create_folder(Path(config["results"]), run_id, resolved, snapshot, sweep)
     session.folders.append(paths.folder)
@@ -61,8 +61,8 @@ def run(
     def ending() -> Ended:
         host = config["host"]
         session.patiently(host, lambda: meanwhile(session, config))
-        session.patiently(host, lambda: start(session, config, inputs, paths))
-        return session.patiently(host, lambda: finish(session, config, paths))
+        asked = session.patiently(host, lambda: start(session, config, paths))
+        return session.patiently(host, lambda: finish(session, config, paths, interrupted=asked))
 
     with owned(paths):
         conclude(session, config, paths, ending)
@@ -82,11 +82,11 @@ def resume(session: Session, folder: Path) -> None:
     session.folders.append(folder)
     session.show.heading(config, record["experiment"], record["run_id"])
 
-    def begin() -> None:
+    def begin() -> bool:
         channel = session.link(config["host"]).channel
         try:
             channel.request("follow", run_id=record["run_id"])
-            return
+            return False
         except RefusedError as error:
             if error.kind != "missing":
                 raise
@@ -95,11 +95,12 @@ def resume(session: Session, folder: Path) -> None:
                 "the command ended before the job was started, and the code has changed since; run "
                 "the experiment again"
             )
-        start(session, config, session.inputs(config), paths)
+        return start(session, config, paths)
 
     def ending() -> Ended:
-        session.patiently(config["host"], begin)
-        return session.patiently(config["host"], lambda: finish(session, config, paths))
+        host = config["host"]
+        asked = session.patiently(host, begin)
+        return session.patiently(host, lambda: finish(session, config, paths, interrupted=asked))
 
     with owned(paths) as mine:
         if not mine:
@@ -107,11 +108,14 @@ def resume(session: Session, folder: Path) -> None:
         conclude(session, config, paths, ending)
 
 
-def start(
-    session: Session, config: dict[str, Any], inputs: dict[str, Input], paths: RunPaths
-) -> None:
-    """Look over the host, send what it lacks and start the job, detached; again changes nothing."""
+def start(session: Session, config: dict[str, Any], paths: RunPaths) -> bool:
+    """Look over the host, send what it lacks and start the job, detached; again changes nothing.
+
+    True where Ctrl-C came when all but the start was done: it has yet to be asked what is wanted.
+    Before that, Ctrl-C leaves the run unstarted.
+    """
     run_id = paths.folder.name
+    inputs = session.inputs(config)
     link = session.link(config["host"])
     loads = [Load(kind="snapshots", tree=session.snapshot().tree), *loads_of(inputs)]
     while True:
@@ -137,7 +141,12 @@ def start(
         session.store(tracking_of(config), Path(config["results"]))  # opens while the job starts
         try:
             deliver(link.channel, loads, laid_out, [go, first])
-            return
+            return False
+        except KeyboardInterrupt:
+            if sum(sizes) < SOON_SENT:
+                return True
+            session.drop(config["host"])
+            raise
         except RefusedError as error:
             if error.kind != "busy":
                 raise
@@ -200,11 +209,15 @@ def size_of(put: Request) -> int:
     return len(body) if isinstance(body, bytes) else max(0, body.stat().st_size - put.offset)
 
 
-def finish(session: Session, config: dict[str, Any], paths: RunPaths) -> Ended:
+def finish(
+    session: Session, config: dict[str, Any], paths: RunPaths, *, interrupted: bool
+) -> Ended:
     """Follow the job to its end and collect what it left."""
     run_id = paths.folder.name
     link = session.link(config["host"])
     session.store(tracking_of(config), Path(config["results"]))
     with session.show.progress() as (on_event, on_interrupt):
-        state = follow(link.channel, run_id, paths.folder, on_event, on_interrupt)
+        state = follow(
+            link.channel, run_id, paths.folder, on_event, on_interrupt, interrupted=interrupted
+        )
     return Ended(state=state, result=collect(link.channel, run_id, CASE, paths))

@@ -122,30 +122,29 @@ def check_gpus(config: Mapping[str, Any], found: Found) -> Iterator[Check]:
     device, wanted = config["job"]["device"], config["host"]["gpus"]
     if device == "cpu":
         return
+    torch = found.environment["torch"] or {}
+    without = bool(torch) and not torch.get("cuda") and not torch.get("hip")
+    if device == "cuda" and without and config["job"]["name"] != "script":
+        said = f"torch {torch['version']} is a build without CUDA; set job.device=cpu"
+        yield Check(what="cuda", ok=False, said=said)
+        return
     if isinstance(found.gpus, Mapping):
-        yield Check(
-            what="gpus",
-            ok=device == "auto" and wanted is None,
-            said=f"nvidia-smi fails: {found.gpus['error']}; mend the driver or set job.device=cpu",
-        )
+        # Without nvidia-smi a driver may still be there (ROCm, a container): torch will tell.
+        ok = wanted is None and (device == "auto" or bool(torch.get("hip")))
+        said = f"{found.gpus['error']}; mend the driver or set job.device=cpu"
+        yield Check(what="gpus", ok=ok, said=said)
         return
     there = {gpu["index"]: gpu["name"] for gpu in found.gpus or ()}
     missing = sorted(set(wanted or ()) - set(there))
+    named = ", ".join(f"{index} ({name})" for index, name in there.items()) or "none"
     if missing:
-        named = ", ".join(f"{index} ({name})" for index, name in there.items()) or "none"
         said = f"host.gpus names {missing}, but the GPUs there are: {named}"
         yield Check(what="gpus", ok=False, said=said)
-    elif device == "cuda":
-        torch = found.environment["torch"] or {}
-        cpu_build = bool(torch) and not torch.get("cuda") and not torch.get("hip")
-        if cpu_build and config["job"]["name"] != "script":
-            said = f"torch {torch.get('version')} is a build without CUDA; set job.device=cpu"
-            yield Check(what="cuda", ok=False, said=said)
-        elif not there and not torch.get("hip"):
-            said = "job.device=cuda, but nvidia-smi finds no GPU there; set job.device=cpu"
-            yield Check(what="cuda", ok=False, said=said)
-    if there and not missing:
-        yield Check(what="gpus", ok=True, said=", ".join(there.values()))
+    elif device == "cuda" and not there:
+        said = "job.device=cuda, but nvidia-smi finds no GPU there; set job.device=cpu"
+        yield Check(what="gpus", ok=False, said=said)
+    else:
+        yield Check(what="gpus", ok=True, said=named)
 
 
 def check_paths(inputs: Mapping[str, Input], found: Found) -> Iterator[Check]:
@@ -180,7 +179,8 @@ def check_room(
     loaded = [given for role, given in inputs.items() if role == "drafter"]
     if not made and "prompts" in inputs:
         loaded.append(inputs["target"])
-    weights = sum(found.paths[given.path]["bytes"] for given in loaded if given.tree is None)
+    there = [found.paths[given.path] for given in loaded if given.tree is None]
+    weights = sum(path["bytes"] or 0 for path in there)
     free = found.memory["available"]
     said = f"{gib(free)} of memory available"
     advice = (

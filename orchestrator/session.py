@@ -101,9 +101,10 @@ class Session:
         return self._links[key]
 
     def drop(self, host: dict[str, Any]) -> None:
-        """Forget the connection to a host, which was lost."""
+        """Forget the connection to a host, which was lost or is not wanted any more."""
         link = self._links.pop(key_of(host), None)
         if link is not None:
+            link.channel.abort()
             link.stack.close()
 
     def patiently(self, host: dict[str, Any], action: Callable[[], T]) -> T:

@@ -6,6 +6,8 @@ import ast
 import copy
 import json
 import os
+import pwd
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -169,12 +171,13 @@ def test_a_checkout_that_cannot_be_read_says_why_in_one_sentence(
     # What git itself sets to stand for a checkout of another user.
     found = ask({"checkouts": asked[:3]}, GIT_TEST_ASSUME_DIFFERENT_OWNER="1", HOME=str(tmp_path))
     errors = [entry.get("error", "") for entry in found["environment"]["checkouts"].values()]
-    assert "belongs to another user; run there: git config --global --add safe" in errors[0]
+    command = f"git config --global --add safe.directory {shlex.quote(asked[0])}"
+    assert errors[0].endswith(f"belongs to another user; run there: {command}")
     assert errors[1:] == [
         f"{tmp_path / 'plain'} is no git checkout",
         f"{tmp_path / 'none'} is no folder on this host",
     ]
-    assert "no path" in environment.checkout(asked[3])["error"]
+    assert "is no folder" in environment.checkout(asked[3])["error"]
 
 
 def test_differences_are_one_short_line_each() -> None:
@@ -268,7 +271,8 @@ def test_gpus_and_who_computes_on_them(
         98,
     )
     mine, gone, other = second["processes"]
-    assert (mine["pid"], mine["memory_mib"]) == (os.getpid(), 512)
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert (mine["pid"], mine["memory_mib"], mine["user"]) == (os.getpid(), 512, user)
     assert (gone["name"], gone["memory_mib"], gone["user"]) == ("[Not Found]", None, None)
     assert other["user"] is None, "pid 1 here is not that process"
     assert ask({"gpus": True}, **machine.env)["gpus"][1]["uuid"] == "GPU-b"

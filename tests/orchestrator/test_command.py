@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -124,7 +125,7 @@ class Payload:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("drafter.path=/nowhere", "/nowhere/config.json does not exist"),
+        ("drafter.path=/nowhere", "/nowhere does not exist there; name it by its path on the host"),
         ("drafter.path=relative/path", "is relative; name it by its absolute path on the host"),
         ("wiring.layers=[-1,1,5]", "asks for state 6, but the data stores only 0, 2, 5"),
         ("wiring.layers=[-1,1,9]", "canonical state 10, but the target has 7 decoder layers"),
@@ -132,7 +133,7 @@ class Payload:
         ("data.path='~/no such folder'", str(Path.home() / "no such folder") + " does not exist"),
         ("wiring.layers=[-1,1]", "names 2 states, but the drafter's fc takes 3"),
         ("wiring.embedding=target", "the target's embedding is 20 wide and the drafter 24"),
-        ("job.device=cuda", "torch finds no CUDA device here"),
+        ("job.device=cuda", "is a build without CUDA; set job.device=cpu"),
     ],
 )
 def test_bad_input_found_on_the_host_is_one_sentence_and_exit_code_2(
@@ -202,8 +203,8 @@ def test_death_while_running_is_told_truly_and_never_left_running(
 
 
 def taken_up(world: World, folder: Path) -> Any:
-    """The run after `record`, in MLflow."""
-    assert main(["record", str(folder)]) == 0
+    """The run after `attach`, in MLflow."""
+    assert main(["attach", str(folder)]) == 0
     assert record(folder, "verdict.json")["verdict"] == "measured"
     assert record(folder, "result.json")["status"] == "ok"
     return filed(world, folder)
@@ -238,7 +239,7 @@ def test_a_host_that_is_lost_is_not_a_failed_run(world: World) -> None:
     assert command.returncode == 1
     assert "unreachable" in out
     folder = runs(world)[-1]
-    assert f"record {folder}" in out
+    assert f"attach {shlex.quote(str(folder))}" in out
     assert not (folder / "verdict.json").exists()
     assert not (folder / "filed.json").exists()
     assert taken_up(world, folder).info.status == "FINISHED"
@@ -316,7 +317,7 @@ def test_a_tracking_server_that_is_down_loses_nothing(
     folder = runs(world)[-1]
     assert "measured" in out
     assert uri in out
-    assert f"python -m orchestrator record {folder}" in out
+    assert f"python -m orchestrator record {shlex.quote(str(folder))}" in out
     assert record(folder, "verdict.json")["verdict"] == "measured"
     assert record(folder, "result.json")["metrics"]["accuracy"]
     # The store comes back (here: another one): the same folder is filed, twice to the same end.
@@ -352,7 +353,7 @@ def test_a_full_disk_ends_in_one_sentence(
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
     assert code in (1, 2)
-    assert "No space left on device" in captured.out + captured.err
+    assert "make room" in captured.out + captured.err
     assert "Traceback" not in captured.out + captured.err
 
 

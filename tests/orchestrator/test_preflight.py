@@ -128,7 +128,7 @@ def test_what_is_to_be_sent_must_fit() -> None:
         ("cuda", [2], {}, r"host.gpus names [2], but the GPUs there are: 0 (RTX 6000), 1"),
         ("auto", [2], {"gpus": None}, "the GPUs there are: none"),
         ("cuda", None, {"gpus": None}, "nvidia-smi finds no GPU there; set job.device=cpu"),
-        ("cuda", None, {"gpus": {"error": "driver mismatch"}}, "nvidia-smi fails: driver mismatch"),
+        ("cuda", None, {"gpus": {"error": "driver mismatch"}}, "driver mismatch; mend the driver"),
         ("cuda", None, {"cpu_build": True}, "torch 2.13.0+cpu is a build without CUDA"),
         ("auto", None, {"gpus": None}, ""),
         ("cpu", None, {"gpus": None, "cpu_build": True}, ""),
