@@ -86,10 +86,11 @@ class DelayLine:
     async def _close(self) -> None:
         self._server.close()
         await self._cut()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        self.flowing.set()
+        # Tasks that end by themselves: asyncio complains about a server's task that is cancelled.
+        await asyncio.gather(
+            *(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True
+        )
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refusing:

@@ -839,7 +839,8 @@ class Host:
             write_atomic(
                 run_dir / "cancel", json.dumps({"signal": name, "t": time.time()}).encode()
             )
-        record = read_json(run_dir / "supervisor.json") or read_json(run_dir / "spawn.json")
+        names = ("supervisor.json", "spawn.json", "queue.json")
+        record = next(filter(None, (read_json(run_dir / name) for name in names)), None)
         if record is None:
             raise RequestError("missing", f"the run {run_dir.name} has no supervisor to signal yet")
         number = signal.Signals[f"SIG{name}"]

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import re
 
+from hydra.errors import OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from orchestrator import schema
@@ -25,6 +26,11 @@ def explain(error: BaseException) -> str:
         return (
             f"{misplaced.group(1)}.yaml does not open with '# @package _global_', so its values land "
             "under 'experiment' and would change nothing; add that line"
+        )
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{error.override!r} cannot be read; quote a value with spaces, commas or signs: "
+            "key='a value' (and quotes of the shell's own around all of it)"
         )
     return text + suggestion(text)
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ FILES = (
     "result.json",
     "exit.json",
     "environment.json",
+    "gpus.json",
     "preflight.json",
     "verdict.json",
     "snapshot.diff",
@@ -94,6 +95,9 @@ def read_run(folder: Path) -> Filing:
     texts: dict[str, str] = {}
     params = _params(config_bytes, run, result, texts, notes)
     points = _result_points(folder / "result.json", result)
+    if run.get("job") == "script":  # its result repeats what it printed on the way
+        known = {*((result or {}).get("metrics") or {}), *((result or {}).get("curves") or {})}
+        events = [event for event in events if event.get("name") not in known]
     points += _user_points(events, str(run.get("case_id")), points, notes)
     tags = _tags(config_bytes, run, result, ended_how, verdict)
     said = [str(note) for note in (result or {}).get("notes") or []]
@@ -225,10 +229,14 @@ def _result_points(path: Path, result: Mapping[str, Any] | None) -> list[Point]:
     if result is None:
         return []
     timestamp = time_ms(path, result, "ended")
-    figures = [(name, 0, figure) for name, figure in (result.get("metrics") or {}).items()]
-    for name, curve in (result.get("curves") or {}).items():
+    curves = result.get("curves") or {}
+    figures = [
+        (name, _step_of(figure or {}, curves.get(name) or []), figure)
+        for name, figure in (result.get("metrics") or {}).items()
+    ]
+    for name, curve in curves.items():
         figures += [(name, point["step"], point) for point in curve]
-    points = []
+    points: dict[Point, None] = {}
     for name, step, figure in figures:
         name = legal_name(name)
         for part, key in (
@@ -247,8 +255,16 @@ def _result_points(path: Path, result: Mapping[str, Any] | None) -> list[Point]:
                     f"{path} says {name}.{part} = {value!r} at step {step}, which is not a finite "
                     "number and is not filed; correct the job and run it again."
                 )
-            points.append(Point(key, number, timestamp, int(step)))
-    return points
+            points[Point(key, number, timestamp, int(step))] = None
+    return list(points)
+
+
+def _step_of(figure: Mapping[str, Any], curve: Sequence[Mapping[str, Any]]) -> int:
+    """Where a figure stands that has a curve of the same name: MLflow shows the last step's."""
+    if not curve:
+        return 0
+    last = max(curve, key=lambda point: int(point["step"]))
+    return int(last["step"]) + (figure.get("value") != last["value"])
 
 
 def _user_points(

@@ -144,10 +144,11 @@ def poll(
 
 
 def collect(channel: Channel, run_id: str, case_id: str, paths: RunPaths) -> dict[str, Any] | None:
-    """Copy the run's exit record, environment and result; returns the result, if there is one."""
+    """Copy the run's exit record, environment, GPUs and result; returns the result, if there is one."""
     wanted = {
         "exit.json": paths.exit,
         "environment.json": paths.environment,
+        "gpus.json": paths.gpus,
         f"results/{case_id}.json": paths.result,
     }
     for name, path in wanted.items():

@@ -48,6 +48,10 @@ class RunPaths:
         return self.folder / "environment.json"
 
     @property
+    def gpus(self) -> Path:
+        return self.folder / "gpus.json"
+
+    @property
     def preflight(self) -> Path:
         return self.folder / "preflight.json"
 

@@ -105,7 +105,9 @@ class Show:
             return "cancel"
         try:
             while True:
-                said = self.console.input("\nDetach and leave the run going, or cancel it? [d/c] ")
+                said = self.console.input(
+                    "\nDetach and leave the run going, or cancel it? \\[d/c] "
+                )
                 word = said.strip().lower()
                 if word and "detach".startswith(word):
                     return "detach"
@@ -173,10 +175,9 @@ class Show:
             for name in sorted(metrics, key=lambda n: ORDER.index(n) if n in ORDER else 99):
                 m = metrics[name]
                 # A script's own figures may come without an interval or counts.
-                interval = f"{m['low']:.3f} to {m['high']:.3f}" if "low" in m else ""
+                interval = f"{figure(m, 'low')} to {figure(m, 'high')}" if "low" in m else ""
                 counts = f"{m['numerator']}/{m['denominator']}" if "numerator" in m else ""
-                label = escape(LABELS.get(name, name))
-                table.add_row(label, f"{m['value']:.3f}", interval, counts)
+                table.add_row(escape(LABELS.get(name, name)), figure(m, "value"), interval, counts)
             self.console.print(table)
             if truth := next(iter(metrics.values())).get("truth"):
                 self.line(f"truth    {truth}", style="dim")
@@ -220,6 +221,11 @@ class Show:
                 *cells, f"[{COLOURS[row['verdict']]}]{row['verdict'].replace('_', ' ')}[/]"
             )
         self.console.print(table)
+
+
+def figure(metric: Mapping[str, Any], part: str) -> str:
+    """A rate with three digits; a script's own figure, which may be of any size, with six."""
+    return f"{metric[part]:.3f}" if "numerator" in metric else f"{metric[part]:.6g}"
 
 
 def environment_in_words(environment: Mapping[str, Any]) -> str:

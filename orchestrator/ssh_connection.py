@@ -52,7 +52,7 @@ class Connection:
             self._transports[-1],
             self._lines[-1],
             interval_s=settings.alive_interval_s,
-            limit_s=settings.alive_interval_s * settings.alive_count,
+            count=settings.alive_count,
             give_up=self.give_up,
         )
 
@@ -105,7 +105,7 @@ class Connection:
 
     def close(self) -> None:
         """Ends it and waits for every thread and process of ours."""
-        self._close_transports()
+        self.abort()  # a thread that waits for the host wakes at once
         for sock in self._sockets:
             sock.close()
         for proxy in self._proxies:

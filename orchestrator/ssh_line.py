@@ -143,9 +143,9 @@ class ProxyProcess:
 class Watchdog:
     """Notices that a host has vanished: asks it for a sign of life when nothing is heard.
 
-    After `interval_s` of silence it sends keepalive@openssh.com, which every server answers; after
-    `limit_s` it calls `give_up` with the reason. Asking may block where the line takes nothing any
-    more, so it has a thread of its own.
+    After each `interval_s` of silence it sends keepalive@openssh.com, which every server answers;
+    after `count` of them it calls `give_up` with the reason. Asking may block where the line takes
+    nothing any more, so it has a thread of its own.
     """
 
     def __init__(
@@ -154,13 +154,13 @@ class Watchdog:
         line: Line,
         *,
         interval_s: float,
-        limit_s: float,
+        count: int,
         give_up: Callable[[str], None],
     ) -> None:
         self._transport = transport
         self._line = line
         self._interval_s = interval_s
-        self._limit_s = limit_s
+        self._count = count
         self._give_up = give_up
         self._over = threading.Event()
         self._ask = threading.Event()
@@ -180,18 +180,20 @@ class Watchdog:
                 thread.join(timeout=5)
 
     def _watch(self) -> None:
-        while True:
-            silent = time.monotonic() - self._line.heard
-            if silent >= self._limit_s:
-                self._give_up(f"nothing was heard from the host for {self._limit_s:.0f} s")
+        heard, missed, pause = self._line.heard, 0, self._interval_s
+        while not self._over.wait(pause):
+            if self._line.heard != heard:
+                heard, missed = self._line.heard, 0
+                pause = max(heard + self._interval_s - time.monotonic(), 0.02)
+                continue
+            # Counted, not timed: a command that was stopped (Ctrl-Z) has heard nothing either.
+            missed += 1
+            if missed >= self._count:
+                silence = self._count * self._interval_s
+                self._give_up(f"nothing was heard from the host for {silence:.0f} s")
                 return
-            if silent >= self._interval_s:
-                self._ask.set()
-                pause = min(self._limit_s - silent, self._interval_s)
-            else:
-                pause = self._interval_s - silent
-            if self._over.wait(max(pause, 0.02)):
-                return
+            self._ask.set()
+            pause = self._interval_s
 
     def _keep_asking(self) -> None:
         while True:

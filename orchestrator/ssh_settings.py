@@ -110,7 +110,9 @@ def find_route(alias: str, config: str | None = None) -> tuple[Hop, ...]:
         if others:  # the hops before it take the place of its own way
             settings = replace(settings, proxy_jump=",".join(others), proxy_command=None)
         name = f"jump host {host} (on the way to {alias})"
-        trust = alias if others else _url(host, user, port)
+        # A hop that is reached by way of others, or by an address that no URL of ssh's can hold, is
+        # reached by the alias.
+        trust = alias if others or ":" in host else _url(host, user, port)
         hops.append(Hop(settings=settings, name=name, trust=trust))
         jumps = settings.proxy_jump
     return tuple(reversed(hops))
@@ -120,7 +122,9 @@ def parse_jump(text: str) -> tuple[str | None, str, int | None]:
     """User, host and port of `[user@]host[:port]` or `ssh://…`; brackets around IPv6 are removed."""
     rest = text.strip().removeprefix("ssh://").removesuffix("/")
     user, at, rest = rest.rpartition("@")
-    found = re.fullmatch(r"\[([^]]+)\](?::(\d+))?|([^:]+)(?::(\d+))?|([0-9A-Fa-f:.%]+)", rest)
+    found = re.fullmatch(
+        r"\[([^]]+)\](?::(\d+))?|([^:]+)(?::(\d+))?|([^:\[\]]*:[^\[\]]*:[^\[\]]*)", rest
+    )
     if not found or (at and not user):
         raise InputError(f"ProxyJump {text!r} is not [user@]host[:port]; mend it in the ssh config")
     host = found[1] or found[3] or found[5]
@@ -166,8 +170,10 @@ def _ask_ssh(alias: str, config: str | None, user: str | None, port: int | None)
         ) from None
     if done.returncode != 0:
         lines = done.stderr.decode("utf-8", errors="replace").strip().splitlines()
-        reason = lines[-1].strip() if lines else f"exit status {done.returncode}"
-        raise InputError(f"{alias}: ssh refuses this alias or its config: {reason}")
+        lines = [line.strip() for line in lines if not line.startswith("Pseudo-terminal")]
+        if not lines or lines[0].startswith("usage:"):
+            lines = [f"{alias!r} is no host name to it"]
+        raise InputError(f"{alias}: ssh refuses this alias or its config: {lines[0]}")
     values: dict[str, list[str]] = {}
     for line in done.stdout.decode("utf-8", errors="surrogateescape").splitlines():
         key, _, value = line.partition(" ")
@@ -357,5 +363,4 @@ def _url(host: str, user: str | None, port: int | None) -> str:
     """The shortest name that ssh takes for a jump: the alias itself, or a URL with user and port."""
     if user is None and port is None:
         return host
-    bracketed = f"[{host}]" if ":" in host else host
-    return f"ssh://{f'{user}@' if user else ''}{bracketed}{f':{port}' if port else ''}"
+    return f"ssh://{f'{user}@' if user else ''}{host}{f':{port}' if port else ''}"

@@ -16,7 +16,7 @@ import pytest
 
 from eagle3.errors import BadInput
 from jobs.gpus import Choice, Leases, Lock, choose, holder, pass_by_leased
-from jobs.host import derive_state
+from jobs.host import Host, Wire, derive_state, identity
 
 Supervise = Callable[..., Any]
 Eventually = Callable[..., Any]
@@ -407,6 +407,34 @@ def test_a_queued_run_can_be_cancelled_and_never_starts(
     assert derive_state(run.dir) == ending
     for name in ("events.jsonl", "log", "supervisor.json", "queue.json"):
         assert not (run.dir / name).exists()
+    held.release()
+
+
+@pytest.mark.parametrize(("name", "state"), [("TERM", "cancelled"), ("KILL", "vanished")])
+def test_a_queued_run_is_cancelled_through_the_hosts_program(
+    supervise: Supervise,
+    machine: Any,
+    tmp_path: Path,
+    eventually: Eventually,
+    is_running: Callable[[int], bool],
+    name: str,
+    state: str,
+) -> None:
+    held = Leases("holder", machine.leases)
+    held.take([Lock(name="GPU-aaaa", label="GPU 0")])
+    folder = tmp_path / "root" / "runs" / "run-1"
+    folder.mkdir(parents=True)
+    run = supervise({"do": "ok"}, into=folder, env=machine.env, **timed())
+    (folder / "spawn.json").write_text(json.dumps(identity(run.process.pid)))
+    eventually(lambda: (folder / "queue.json").exists())
+    host = Host(tmp_path / "root", Wire(0, 1))
+    listed, _ = host.list_runs({})
+    assert [(r["run_id"], r["state"]) for r in listed["runs"]] == [("run-1", "queued")]
+    answer, _ = host.signal({"run_id": "run-1", "signal": name})
+    assert run.process.pid in answer["signalled"]
+    eventually(lambda: derive_state(folder)["state"] == state)
+    run.process.wait()
+    assert not (folder / "log").exists(), "the worker never started"
     held.release()
 
 

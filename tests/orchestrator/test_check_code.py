@@ -54,9 +54,11 @@ def test_a_flaw_is_named_with_its_place(tmp_path: Path, flaw: str) -> None:
 
 
 def test_sound_code_passes_whatever_its_folder_is_called(tmp_path: Path) -> None:
-    folder = tmp_path / "build" / "-o'neil \"q\" $(x)"
+    folder = tmp_path / "build" / '-o\'neil "q" $(x)'
     folder.mkdir(parents=True)
-    (folder / "ok.py").write_text("import time\n\n\ndef f(time):\n    return time\n\n\ntime.sleep(0)\n")
+    (folder / "ok.py").write_text(
+        "import time\n\n\ndef f(time):\n    return time\n\n\ntime.sleep(0)\n"
+    )
     (folder / "notes.txt").write_text("def (")
     check_code([folder / "ok.py", folder / "notes.txt"])
     (folder / "ok.py").write_text("print(nothing)\n")

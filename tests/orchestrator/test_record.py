@@ -579,3 +579,27 @@ def test_a_full_disk_is_one_sentence_and_healed_by_the_next_filing(
         opened.client._tracking_client.store.engine.dispose()
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def test_a_scripts_figure_is_filed_once_and_shown_last(tmp_path: Path) -> None:
+    curve = [{"step": 1, "value": 0.5}, {"step": 3, "value": 0.25}]
+    metrics = {"loss": {"value": 0.25}, "best": {"value": 9.0}, "plain": {"value": 1.0}}
+    curves = {"loss": curve, "best": [{"step": 0, "value": 7.0}]}
+    said = [
+        metric("loss", 0.5, 1),
+        metric("loss", 0.25, 3),
+        metric("best", 7.0, 0),
+        metric("best", 9.0, None),
+    ]
+    answer = result(metrics=metrics, curves=curves)
+    folder = write_run(tmp_path, "script", result=answer, events=said, job="script")
+    filing = read_run(folder)
+    found = sorted((p.key, p.step, p.value) for p in filing.points)
+    assert found == [
+        ("best", 0, 7.0),
+        ("best", 1, 9.0),
+        ("loss", 1, 0.5),
+        ("loss", 3, 0.25),
+        ("plain", 0, 1.0),
+    ]
+    assert filing.notes == ()

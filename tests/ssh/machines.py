@@ -1,5 +1,6 @@
 """A real host behind a real sshd: own user, own mounts, own processes, nothing of ours in sight."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -22,6 +23,10 @@ SSHD = "/usr/sbin/sshd"
 USER = "gpu"
 UID = 4242
 PYTHON = "/mnt/venv/bin/python"
+# An interpreter finds its library at the place it was built for, so it stays there; pyenv has others
+# beside ours.
+BASE = Path(sys.base_prefix)
+PYTHONS = BASE.parent if BASE.parent.name == "versions" else BASE
 NAMESPACES = ("--mount", "--uts", "--pid")
 
 # The host's side, as root inside the namespaces. What is needed of ours is bound below /mnt before
@@ -33,17 +38,15 @@ hostname "$NAME"
 stage=$(mktemp -d /dev/shm/host.XXXXXX)
 cp -a "$FOLDER/host/." "$stage"
 mount -t tmpfs -o mode=755 tmpfs /mnt
-mkdir -p /mnt/venv /mnt/pythons /mnt/etc /mnt/stage
+mkdir -p /mnt/venv /mnt/pythons /mnt/stage
 cp -a "$stage/." /mnt/stage
 rm -rf "$stage"
 mount --bind "$VENV" /mnt/venv
 mount --bind "$PYTHONS" /mnt/pythons
-mkdir /mnt/base
-mount --bind "$BASE" /mnt/base
 for place in /root /tmp /home /run "$CLONE"; do mount -t tmpfs -o mode=755 tmpfs "$place"; done
 chmod 1777 /tmp
-mkdir -p "$BASE"
-mount --bind /mnt/base "$BASE"
+mkdir -p "$PYTHONS"
+mount --bind /mnt/pythons "$PYTHONS"
 for name in passwd shadow group hosts; do mount --bind "/mnt/stage/$name" "/etc/$name"; done
 mkdir -p /run/sshd "/home/$LOGIN/.ssh"
 cp /mnt/stage/authorized_keys "/home/$LOGIN/.ssh/"
@@ -134,7 +137,6 @@ class SshHost:
         names = {"localhost": "127.0.0.1", name: "127.0.0.1", **(hosts or {})}
         (stage / "hosts").write_text("".join(f"{ip} {host}\n" for host, ip in names.items()))
         (stage / "hosts").chmod(0o644)
-        base = Path(sys.base_prefix)
         with (folder / "set-up.log").open("wb") as errors:
             self._init = subprocess.Popen(
                 # Dies with us, whatever becomes of us, and everything inside with it.
@@ -148,8 +150,7 @@ class SshHost:
                     "NAME": name,
                     "FOLDER": str(folder),
                     "VENV": sys.prefix,
-                    "BASE": str(base),
-                    "PYTHONS": str(base.parent),
+                    "PYTHONS": str(PYTHONS),
                     "CLONE": str(CLONE),
                     "LOGIN": USER,
                     "OWNER": str(UID),
@@ -365,9 +366,10 @@ def children() -> dict[int, str]:
     """The child processes of this one."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
-        for word in (task / "children").read_text().split():
-            command = Path("/proc", word, "cmdline").read_bytes().replace(b"\0", b" ")
-            found[int(word)] = command.decode(errors="replace").strip()
+        with contextlib.suppress(FileNotFoundError):  # a thread or a child that has just ended
+            for word in (task / "children").read_text().split():
+                command = Path("/proc", word, "cmdline").read_bytes().replace(b"\0", b" ")
+                found[int(word)] = command.decode(errors="replace").strip()
     return found
 
 

@@ -12,6 +12,7 @@ from bench.delay_line import DelayLine
 from orchestrator.channel import PROGRAM, Request
 from orchestrator.errors import HostError, HostUnreachable, InputError
 from orchestrator.paths import CLONE
+from tests.ssh.machines import BASE, PYTHONS
 
 ODD_NAMES = [
     "sp ace",
@@ -148,13 +149,12 @@ def test_an_interpreter_that_is_not_there(host, client, python):
 @pytest.mark.parametrize("version", ["2.7", "3.6", "3.9"])
 def test_an_interpreter_that_is_too_old(host, client, version):
     client.add("gpu8", host)
-    found = sorted((host.root / "mnt/pythons").glob(f"{version}.*/bin/python{version}"))
+    found = sorted(PYTHONS.glob(f"{version}.*/bin/python{version}"))
     if not found:
         pytest.skip(f"there is no Python {version} beside this one")
-    python = f"/{found[0].relative_to(host.root)}"
     with (
         pytest.raises(InputError, match=rf"is Python {version}\.\d+ there, and 3\.10 or newer"),
-        client.open(python=python),
+        client.open(python=str(found[0])),
     ):
         pass
     assert not (host.home / "work").exists()
@@ -165,7 +165,7 @@ def test_no_name_is_read_by_a_shell(host, client, name):
     client.add("gpu8", host)
     folder = host.home / name
     folder.mkdir(parents=True)
-    (folder / "python").symlink_to("/mnt/base/bin/python3")
+    (folder / "python").symlink_to(BASE / "bin/python3")
     with client.open(python=f"~/{name}/python", work=f"~/work/{name}") as channel:
         assert channel.hello()["root"] == f"/home/gpu/work/{name}"
     assert not list(host.home.rglob("pwned"))
@@ -211,6 +211,14 @@ def test_a_full_disk(host, client):
         assert not list((small / "programs").iterdir())
     finally:
         subprocess.run(host.inside("umount", "/home/gpu/small"), check=True)
+
+
+def test_without_openssh_on_this_side(host, client, monkeypatch, capsys, tmp_path):
+    client.add("gpu8", host)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with client.open() as channel:
+        assert channel.hello()["hostname"] == "gpu8.test"
+    assert capsys.readouterr().err.startswith("note: OpenSSH's ssh is not on PATH")
 
 
 def test_a_program_that_is_killed(host, client):

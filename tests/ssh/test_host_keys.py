@@ -13,7 +13,6 @@ from orchestrator.errors import InputError
 from orchestrator.ssh_settings import find_route
 
 OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
-OTHER_PRINT = "SHA256:kz2z7W4pPP0e"
 
 
 def refusal(client, alias="gpu8"):

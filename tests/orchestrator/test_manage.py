@@ -1,0 +1,388 @@
+"""Runs outlive their commands: found again, followed, cancelled, collected and filed once."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from mlflow import MlflowClient
+
+from jobs.host import marked
+from orchestrator.__main__ import main
+from orchestrator.paths import CLONE
+
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning")
+T = TypeVar("T")
+DEADLINE_S = 60.0
+
+# Says that it runs, waits for its gate, and says how it went.
+SCRIPT = r"""
+import os, signal, sys, time
+from pathlib import Path
+
+sys.stdout.buffer.write(b"caf\xe9 \xff\n")
+print("metric answer=41 step=1", flush=True)
+if "family" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if not os.fork():
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        while True:
+            time.sleep(1)
+print("ready", flush=True)
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.02)
+print("metric answer=42 step=2", flush=True)
+"""
+
+
+def eventually(found: Callable[[], T]) -> T:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        if value := found():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"not within {DEADLINE_S:.0f} s")
+
+
+class Place:
+    """A results folder, a script with a gate, and commands that run it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.results = root / "results"
+        self.gate = root / "open sesame"
+        self.script = root / "my test.py"
+        self.script.write_text(SCRIPT)
+        self.commands: list[subprocess.Popen[str]] = []
+
+    def arguments(self, *more: str) -> list[str]:
+        args = ",".join(f'"{word}"' for word in (str(self.gate), *more))
+        quoted = str(self.script).replace("'", "\\'")
+        return [
+            "job=script",
+            f"job.path='{quoted}'",
+            f"job.args=[{args}]",
+            "job.device=cpu",
+            "job.threads=1",
+            f"results='{self.results}'",
+        ]
+
+    def start(self, *more: str) -> Path:
+        """Starts a command in the background; its run's folder here, once its script is ready."""
+        known = set(self.runs())
+        command = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator", *self.arguments(*more)],
+            cwd=CLONE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.commands.append(command)
+        return eventually(lambda: self.ready(known))
+
+    def ready(self, known: set[Path]) -> Path | None:
+        for folder in set(self.runs()) - known:
+            log = self.on_host(folder) / "log"
+            if log.is_file() and b"ready" in log.read_bytes():
+                return folder
+        return None
+
+    def runs(self) -> list[Path]:
+        return sorted((self.results / "runs").glob("*"))
+
+    def on_host(self, folder: Path) -> Path:
+        return self.results / "host" / "runs" / folder.name
+
+    def end(self, command: subprocess.Popen[str], number: int = signal.SIGKILL) -> str:
+        command.send_signal(number)
+        out, _ = command.communicate(timeout=DEADLINE_S)
+        return out
+
+    def verb(self, *arguments: str) -> int:
+        return main([*arguments, f"results={self.results}"])
+
+    def open_gate(self, folder: Path) -> None:
+        """Lets the script end, and waits until the host has written down that it did."""
+        self.gate.touch()
+        eventually((self.on_host(folder) / "exit.json").exists)
+
+    def filed(self, folder: Path) -> Any:
+        """The one run in MLflow."""
+        client = MlflowClient(f"sqlite:///{self.results}/mlflow.db")
+        experiment = client.get_experiment_by_name("drafters")
+        assert experiment is not None
+        query = f"tags.`orchestrator.run_id` = '{folder.name}'"
+        (run,) = client.search_runs([experiment.experiment_id], query)
+        return run
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    folder = tmp_path / "a place ü"
+    folder.mkdir()
+    made = Place(folder)
+    yield made
+    made.gate.touch()
+    for command in made.commands:
+        if command.poll() is None:
+            command.kill()
+        command.communicate()
+    for folder in made.runs():
+        for pid in marked(made.on_host(folder)):
+            os.kill(pid, signal.SIGKILL)
+
+
+def read(folder: Path, name: str) -> Any:
+    return json.loads((folder / name).read_text())
+
+
+def assert_answered(place: Place, folder: Path) -> None:
+    assert read(folder, "verdict.json")["verdict"] == "measured"
+    assert read(folder, "result.json")["metrics"]["answer"]["value"] == 42
+    assert (folder / "log").read_bytes() == (place.on_host(folder) / "log").read_bytes()
+    run = place.filed(folder)
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["answer"] == 42
+
+
+def test_the_next_command_collects_and_files_what_ended_meanwhile(
+    place: Place, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = place.start()
+    place.end(place.commands[0])
+    place.open_gate(folder)
+    assert main(place.arguments()) == 0
+    out = capfd.readouterr().out
+    assert f"meanwhile  {folder.name} has ended: measured" in out
+    assert len(place.runs()) == 2
+    for run in place.runs():
+        assert_answered(place, run)
+    assert main(place.arguments()) == 0
+    assert "meanwhile" not in capfd.readouterr().out
+
+
+def test_what_goes_on_is_named_and_left_alone(
+    place: Place, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = place.start()
+    place.end(place.commands[0])
+    assert place.verb("collect") == 0
+    out = capfd.readouterr().out
+    assert f"{folder.name} is running; follow it with" in out
+    assert place.verb("runs") == 0
+    assert re.search(rf"{folder.name} +local +running", capfd.readouterr().out)
+    place.open_gate(folder)
+    assert place.verb("runs") == 0
+    assert re.search(rf"{folder.name} +local +finished\(0\) +collect it", capfd.readouterr().out)
+    assert place.verb("collect") == 0
+    assert_answered(place, folder)
+    assert place.verb("runs") == 0
+    assert re.search(rf"{folder.name} +local +finished\(0\) +measured", capfd.readouterr().out)
+
+
+def test_attach_follows_to_the_end_and_one_command_at_a_time(
+    place: Place, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = place.start()
+    assert place.verb("attach", folder.name) == 2
+    assert "another command follows" in capfd.readouterr().err
+    place.end(place.commands[0])
+    attached = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "orchestrator",
+            "attach",
+            folder.name[-6:],
+            f"results={place.results}",
+        ],
+        cwd=CLONE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    place.commands.append(attached)
+    place.open_gate(folder)
+    out, _ = attached.communicate(timeout=DEADLINE_S)
+    assert attached.returncode == 0, out
+    assert "answer  42 " in out
+    assert_answered(place, folder)
+    assert place.verb("attach", folder.name) == 2
+    assert "has ended and was judged" in capfd.readouterr().err
+
+
+def test_logs_are_bytes_from_the_host_and_then_from_here(
+    place: Place, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    folder = place.start()
+    place.end(place.commands[0])
+    capfdbinary.readouterr()
+    assert place.verb("logs", folder.name) == 0
+    first = capfdbinary.readouterr().out
+    assert first.startswith(b"caf\xe9 \xff\nmetric answer=41 step=1\nready\n")
+    follower = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "orchestrator",
+            "logs",
+            folder.name,
+            "-f",
+            f"results={place.results}",
+        ],
+        cwd=CLONE,
+        stdout=subprocess.PIPE,
+    )
+    assert follower.stdout is not None
+    assert follower.stdout.read(len(first)) == first
+    place.open_gate(folder)
+    rest = follower.communicate(timeout=DEADLINE_S)[0]
+    whole = (place.on_host(folder) / "log").read_bytes()
+    assert first + rest == whole
+    assert place.verb("collect") == 0
+    capfdbinary.readouterr()
+    assert place.verb("logs", folder.name) == 0
+    assert capfdbinary.readouterr().out == whole
+
+
+def test_cancel_leaves_no_process_of_the_run(
+    place: Place, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = place.start("family")
+    assert len(marked(place.on_host(folder))) >= 4  # supervisor, worker, script, its daemon
+    assert place.verb("cancel", folder.name) == 0
+    assert f"{folder.name}  cancelled; no process of it is left" in capfd.readouterr().out
+    assert marked(place.on_host(folder)) == []
+    # The command that followed it saw its end, and filed it.
+    out, _ = place.commands[0].communicate(timeout=DEADLINE_S)
+    assert place.commands[0].returncode == 1
+    assert "the run was cancelled" in out
+    assert place.filed(folder).info.status == "KILLED"
+
+
+def test_a_run_whose_command_died_before_the_start_is_closed(
+    place: Place, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = place.start()
+    place.end(place.commands[0])
+    place.open_gate(folder)
+    # As it is when the command dies between making the run's folder and starting the job.
+    for pid in marked(place.on_host(folder)):
+        os.kill(pid, signal.SIGKILL)
+    place.on_host(folder).rename(place.root / "never there")
+    assert place.verb("runs") == 0
+    assert re.search(rf"{folder.name} +local +never started", capfd.readouterr().out)
+    assert place.verb("attach", folder.name) == 0  # the same code: it is started now
+    assert_answered(place, folder)
+    (folder / "verdict.json").unlink()
+    place.on_host(folder).rename(place.root / "again not there")
+    assert place.verb("collect") == 0
+    assert "ended before the job was started" in capfd.readouterr().out
+
+
+def test_a_sweep_whose_command_died_is_closed(place: Place) -> None:
+    gates = ",".join(f'["{place.gate}","{n}"]' for n in (1, 2))
+    arguments = [a for a in place.arguments() if not a.startswith("job.args")]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", "-m", *arguments, f"job.args={gates}"],
+        cwd=CLONE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    place.commands.append(command)
+    folder = eventually(lambda: place.ready(set()))
+    place.end(command)
+    place.open_gate(folder)
+    assert place.verb("collect") == 0
+    assert_answered(place, folder)
+    parent = place.filed(folder).data.tags["mlflow.parentRunId"]
+    client = MlflowClient(f"sqlite:///{place.results}/mlflow.db")
+    assert client.get_run(parent).info.status == "FINISHED"
+
+
+class Terminal:
+    """A command on a terminal of its own."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.said = b""
+        self.pid, self.fd = pty.fork()
+        if not self.pid:
+            os.chdir(CLONE)
+            os.execv(sys.executable, [sys.executable, "-m", "orchestrator", *arguments])
+
+    def wait_for(self, words: bytes) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while words not in self.said:
+            assert time.monotonic() < deadline, self.said
+            if select.select([self.fd], [], [], 0.1)[0]:
+                self.said += os.read(self.fd, 4096)
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.fd, keys)
+
+    def end(self) -> int:
+        """What is left to be read, and the exit code."""
+        try:
+            while part := os.read(self.fd, 4096):
+                self.said += part
+        except OSError:
+            pass  # the terminal's other side is closed
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.mark.parametrize(
+    ("keys", "ending"), [(b"d\r", "detached"), (b"\x03", "detached"), (b"c\r", "cancelled")]
+)
+def test_ctrl_c_on_a_terminal_asks(place: Place, keys: bytes, ending: str) -> None:
+    terminal = Terminal(place.arguments())
+    folder = eventually(lambda: place.ready(set()))
+    terminal.type(b"\x03")
+    terminal.wait_for(b"cancel it? [d/c]")
+    assert not (place.on_host(folder) / "exit.json").exists()
+    terminal.type(keys)
+    assert terminal.end() == 1
+    assert ending.encode() in terminal.said
+    if ending == "cancelled":
+        assert read(folder, "exit.json")["state"] == "cancelled"
+        assert marked(place.on_host(folder)) == []
+        return
+    assert f"attach '{folder}'".encode() in terminal.said.replace(b"\r\n", b"")
+    assert not (folder / "verdict.json").exists()
+    place.open_gate(folder)
+    assert place.verb("attach", folder.name) == 0
+    assert_answered(place, folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["attach"], "attach needs a run"),
+        (["attach", "nothing"], "there is no run nothing"),
+        (["logs", "x", "-x"], "logs takes no '-x'"),
+        (["cancel", "results"], "there is no run"),
+        (["runs", "extra"], "runs needs no run"),
+        (["collect", "colour=red"], "collect takes no 'colour=red'"),
+        (["attch", "x"], "did you mean 'attach'"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence(
+    place: Place, capfd: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert place.verb(*arguments) == 2
+    err = capfd.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1
