@@ -29,7 +29,7 @@ def explain(error: BaseException) -> str:
         )
     if isinstance(error, OverrideParseException):
         return (
-            f"{error.override!r} cannot be read; quote a value with spaces, commas or signs: "
+            f"{error.override!r} cannot be read; quote a value with spaces, commas, ~ or other signs: "
             "key='a value' (and quotes of the shell's own around all of it)"
         )
     return text + suggestion(text)

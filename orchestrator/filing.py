@@ -264,7 +264,7 @@ def _step_of(figure: Mapping[str, Any], curve: Sequence[Mapping[str, Any]]) -> i
     if not curve:
         return 0
     last = max(curve, key=lambda point: int(point["step"]))
-    return int(last["step"]) + (figure.get("value") != last["value"])
+    return int(last["step"]) + int(figure.get("value") != last["value"])
 
 
 def _user_points(
