@@ -24,7 +24,8 @@ def conclude(
     try:
         answer(session, config, paths, ending)
     except Detached as error:
-        session.failed = session.cancelled = True
+        if not config["detach"]:  # else it is what was asked for
+            session.failed = session.cancelled = True
         session.show.line(f"detached  {error}", style="yellow")
         session.show.line(f"Take it up again with: {attach}")
         return

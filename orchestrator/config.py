@@ -32,7 +32,7 @@ SECTIONS = {
     "capture_states": {"target", "data"},
     "script": set(),
 }
-SHARED = {"claim", "predict", "strict", "host", "job", "tracking", "results"}
+SHARED = {"claim", "predict", "strict", "detach", "host", "job", "tracking", "results"}
 LEAST = {
     "job.steps": 1,
     "job.threads": 1,

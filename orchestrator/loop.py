@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.channel import RefusedError, Request
 from orchestrator.conclude import conclude, tracking_of
 from orchestrator.config import Resolved
-from orchestrator.errors import InputError, OrchestratorError
+from orchestrator.errors import Detached, InputError, OrchestratorError
 from orchestrator.follow import FOLLOWED, Ended, collect, follow, follow_request, write_atomic
 from orchestrator.paths import RunPaths
 from orchestrator.pickup import file_meanwhile, meanwhile
@@ -30,7 +30,7 @@ from orchestrator.preflight import (
     refuse,
 )
 from orchestrator.push import Load, deliver, lay_out, to_send
-from orchestrator.runs import config_of, create_folder, new_run_id, owned, write_json
+from orchestrator.runs import create_folder, new_run_id, open_config, owned, write_json
 from orchestrator.session import Link, Session
 
 BUSY_PAUSE_S = 1.0
@@ -62,6 +62,8 @@ def run(
         host = config["host"]
         session.patiently(host, lambda: meanwhile(session, config))
         asked = session.patiently(host, lambda: start(session, config, paths))
+        if config["detach"]:
+            raise Detached(f"run {run_id} was started and goes on")
         return session.patiently(host, lambda: finish(session, config, paths, interrupted=asked))
 
     with owned(paths):
@@ -77,7 +79,7 @@ def resume(session: Session, folder: Path) -> None:
     where another command has the run in its hands.
     """
     paths = RunPaths(folder)
-    config = config_of(paths)
+    config = open_config(paths)
     record = json.loads(paths.run.read_bytes())
     session.folders.append(folder)
     session.show.heading(config, record["experiment"], record["run_id"])

@@ -16,7 +16,7 @@ from orchestrator.follow import OVER, follow_request, prove_gone
 from orchestrator.loop import resume
 from orchestrator.paths import CLONE, RunPaths
 from orchestrator.pickup import file_meanwhile, open_runs, state_of, take_in
-from orchestrator.runs import all_runs, config_of, exit_code, find_run, owned
+from orchestrator.runs import all_runs, exit_code, find_run, open_config, owned
 from orchestrator.session import Session, key_of
 from orchestrator.show import Show, error_line
 
@@ -116,7 +116,10 @@ def standing(session: Session, paths: RunPaths, lost: dict[str, str]) -> dict[st
         word = verdict["verdict"].replace("_", " ")
         filed = "" if paths.filed.is_file() else ", not filed"
         return {"state": state_in_words(exit_record or {"state": "ended"}), "said": word + filed}
-    host = config_of(paths)["host"]
+    try:
+        host = open_config(paths)["host"]
+    except OrchestratorError as error:
+        return {"state": "unknown", "said": str(error)}
     key = key_of(host)
     if key in lost:
         return {"state": "unreachable", "said": ""}
@@ -159,7 +162,7 @@ def logs(session: Session, asked: Asked) -> int:
             while part := file.read(BLOCK):
                 emit(part)
         return 0
-    channel = session.link(config_of(paths)["host"]).channel
+    channel = session.link(open_config(paths)["host"]).channel
     for part in log_of(channel, folder.name, follow=asked.follow):
         emit(part)
     return 0
@@ -189,7 +192,7 @@ def cancel(session: Session, asked: Asked) -> int:
     failed = False
     for folder in [find_run(name, asked.results) for name in asked.names]:
         paths = RunPaths(folder)
-        config = config_of(paths)
+        config = open_config(paths)
         channel = session.link(config["host"]).channel
         state = end(channel, folder.name)
         session.show.line(f"{folder.name}  {state_in_words(state)}; no process of it is left")
@@ -231,7 +234,12 @@ def collect(session: Session, asked: Asked) -> int:
     failed = False
     lost: set[str] = set()
     for paths in folders:
-        config = config_of(paths)
+        try:
+            config = open_config(paths)
+        except OrchestratorError as error:
+            failed = True
+            error_line(str(error))
+            continue
         if asked.host not in (None, config["host"]["name"]) or key_of(config["host"]) in lost:
             continue
         with owned(paths) as mine:

@@ -15,11 +15,11 @@ from typing import Any
 
 from orchestrator.channel import Channel, RefusedError
 from orchestrator.conclude import file_run, judged, tracking_of
-from orchestrator.errors import TrackingError
+from orchestrator.errors import OrchestratorError, TrackingError
 from orchestrator.follow import OVER, Ended, collect, follow, follow_request
 from orchestrator.paths import RunPaths, runs_folder, sweeps_folder
 from orchestrator.plan import CASE
-from orchestrator.runs import all_runs, config_of, owned, reference, write_json
+from orchestrator.runs import all_runs, config_of, open_config, owned, reference, write_json
 from orchestrator.session import Session, key_of
 
 
@@ -30,7 +30,11 @@ def meanwhile(session: Session, config: dict[str, Any]) -> None:
         return
     channel = session.link(config["host"]).channel
     for paths in open_runs(Path(config["results"])):
-        theirs = config_of(paths)
+        try:
+            theirs = open_config(paths)
+        except OrchestratorError as error:
+            session.show.line(f"meanwhile  {error}", style="yellow")
+            continue
         if key_of(theirs["host"]) != host:
             continue
         with owned(paths) as mine:

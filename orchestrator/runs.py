@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from yaml import YAMLError
 
 from orchestrator.channel import RefusedError
 from orchestrator.config import Resolved
@@ -21,6 +23,7 @@ from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.follow import Ended, write_atomic
 from orchestrator.paths import CLONE, RunPaths, runs_folder
 from orchestrator.plan import CASE
+from orchestrator.schema import HostConfig
 from orchestrator.snapshot import Snapshot
 
 BAD_INPUT = ("BadInput", "InputError")  # raised on the host, and here
@@ -43,6 +46,7 @@ def create_folder(
             "claim": resolved.config["claim"],
             "predict": resolved.config["predict"],
             "strict": resolved.config["strict"],
+            "detach": resolved.config["detach"],
             "job": resolved.config["job"]["name"],
             "host": resolved.config["host"]["name"],
             "snapshot": {"digest": snapshot.digest, "commit": snapshot.commit},
@@ -66,12 +70,14 @@ def reference(folder: Path) -> str:
 
 
 def find_run(name: str, results: Path) -> Path:
-    """The folder of the run that is meant: an id, a part of one that no other has, or a folder.
+    """The run that is meant: its id, a part of it that no other has, its folder, or `last`.
 
     Raises InputError where there is none, or more than one.
     """
     root = runs_folder(results)
-    if "/" in name:
+    if name == "last":
+        found = all_runs(results)[-1:]
+    elif "/" in name:
         found = [Path(name).expanduser().absolute()]
     elif (root / name).is_dir() and name not in ("", ".", ".."):
         found = [root / name]
@@ -96,8 +102,32 @@ def all_runs(results: Path) -> list[Path]:
 
 
 def config_of(paths: RunPaths) -> dict[str, Any]:
-    """The resolved config of a run, as it was written when it was made."""
-    config: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(paths.config))  # type: ignore[assignment]
+    """The resolved config of a run, as it was written when it was made.
+
+    Raises OrchestratorError where it cannot be read.
+    """
+    try:
+        config: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(paths.config))  # type: ignore[assignment]
+        return config
+    except (OSError, ValueError, YAMLError) as error:
+        raise OrchestratorError(
+            f"{paths.config} cannot be read ({' '.join(str(error).split())}); if the run is of no use "
+            "any more, remove its folder"
+        ) from error
+
+
+def open_config(paths: RunPaths) -> dict[str, Any]:
+    """The config of a run that is to be taken up on its host.
+
+    Raises OrchestratorError where it cannot be read or another version of the orchestrator wrote it.
+    """
+    config = config_of(paths)
+    known = {field.name for field in dataclasses.fields(HostConfig)}
+    if missing := known - set(config.get("host") or {}):
+        raise OrchestratorError(
+            f"{paths.config} has no host.{min(missing)}: another version of the orchestrator wrote it; "
+            "take the run up with that one, or remove its folder"
+        )
     return config
 
 
@@ -186,7 +216,7 @@ def exit_code(folders: list[Path], failed: bool = False) -> int:
 def code_of(paths: RunPaths) -> int:
     """The exit code of one run, from its records."""
     if not paths.verdict.is_file():
-        return 1
+        return 0 if json.loads(paths.run.read_bytes()).get("detach") else 1
     verdict = json.loads(paths.verdict.read_bytes())["verdict"]
     if verdict == "not_answered":
         result = json.loads(paths.result.read_bytes()) if paths.result.is_file() else {}

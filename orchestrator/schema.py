@@ -186,6 +186,7 @@ class Config:
     claim: str | None = None
     predict: str | None = None
     strict: bool = False  # a refuted prediction is exit code 3
+    detach: bool = False  # start the run and leave it to itself; `attach` or `collect` bring it in
     wiring: WiringConfig = field(default_factory=WiringConfig)
     target: TargetConfig = field(default_factory=TargetConfig)
     drafter: DrafterConfig = field(default_factory=DrafterConfig)

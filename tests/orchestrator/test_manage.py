@@ -313,6 +313,37 @@ def test_a_sweep_whose_command_died_is_closed(place: Place) -> None:
     assert client.get_run(parent).info.status == "FINISHED"
 
 
+def test_a_run_that_cannot_be_read_stops_no_other(
+    place: Place, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = place.start()
+    place.end(place.commands[0])
+    place.open_gate(folder)
+    for name, config in (("old", "host: {name: local}\n"), ("torn", "host: {name: [\n")):
+        broken = place.results / "runs" / name
+        broken.mkdir()
+        (broken / "run.json").write_bytes((folder / "run.json").read_bytes())
+        (broken / "config.yaml").write_text(config)
+    assert place.verb("collect") == 1
+    captured = capfd.readouterr()
+    assert "another version of the orchestrator" in captured.err
+    assert "torn/config.yaml cannot be read" in captured.err
+    assert_answered(place, folder)
+    assert place.verb("runs") == 0
+    assert main(place.arguments()) == 0
+
+
+def test_a_run_can_be_started_and_left(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*place.arguments(), "detach=true"]) == 0
+    assert "was started and goes on" in capfd.readouterr().out
+    (folder,) = place.runs()
+    assert not (folder / "verdict.json").exists()
+    eventually(lambda: place.ready(set()))
+    place.open_gate(folder)
+    assert place.verb("attach", "last") == 0
+    assert_answered(place, folder)
+
+
 class Terminal:
     """A command on a terminal of its own."""
 

@@ -89,8 +89,8 @@ def test_the_five_experiments_give_the_same_digits_and_were_made_there(
         environment = there[name]["environment"]
         assert environment["hostname"] == "gpu8.test" != socket.gethostname()
         assert environment["executable"] == PYTHON
-        record = host.home / "drafter-orchestrator" / "runs" / there[name]["folder"].name / "environment.json"
-        assert json.loads(record.read_bytes())["nonce"] == environment["nonce"]
+        run = host.home / "drafter-orchestrator" / "runs" / there[name]["folder"].name
+        assert json.loads((run / "environment.json").read_bytes())["nonce"] == environment["nonce"]
     assert re.search(r"Accepted publickey for gpu from 127\.0\.0\.1", host.log)
     assert host.log.count("Starting session: command") == 1  # one channel for five experiments
 
