@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 # uv reads its own settings, not pip's: pass on where pip was told to look for packages.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
-.PHONY: setup run test check bench lab clean
+.PHONY: setup run test test-ssh check bench lab clean
 
 setup: $(VENV)/.done
 
@@ -20,7 +20,11 @@ run: setup
 	$(RUN) -m orchestrator +experiment=layers_m1_2_30
 
 test: setup
-	$(RUN) -m pytest -q
+	$(RUN) -m pytest -q -m 'not ssh'
+
+# Against real sshds; fails, instead of skipping, where there can be none.
+test-ssh: setup
+	REQUIRE_SSH=1 $(RUN) -m pytest -q -m ssh
 
 check: setup
 	$(VENV)/bin/ruff check .
@@ -29,6 +33,7 @@ check: setup
 
 bench: setup
 	$(RUN) bench/startup.py
+	$(RUN) bench/push.py
 
 # Trains the lab's target and drafter anew; about an hour on two cores.
 lab: setup
