@@ -100,6 +100,9 @@ def read_run(folder: Path) -> Filing:
         events = [event for event in events if event.get("name") not in known]
     points += _user_points(events, str(run.get("case_id")), points, notes)
     tags = _tags(config_bytes, run, result, ended_how, verdict)
+    tags |= _where(
+        read_json(folder / "environment.json") or {}, read_json(folder / "preflight.json") or {}
+    )
     said = [str(note) for note in (result or {}).get("notes") or []]
     if said or notes:
         tags["notes"] = "\n".join(said + notes)
@@ -222,6 +225,18 @@ def _tags(
         for name, curve in (result.get("curves") or {}).items():
             truths = {str(point["truth"]) for point in curve if point.get("truth") is not None}
             tags[f"truth.{legal_name(name)}"] = ", ".join(sorted(truths)) or None
+    return {key: canonical(value) for key, value in tags.items() if value is not None}
+
+
+def _where(environment: Mapping[str, Any], preflight: Mapping[str, Any]) -> dict[str, str]:
+    """Which machine it was, and what there was not as in the run before."""
+    tags: dict[str, object] = {
+        "hostname": environment.get("hostname"),
+        "environment": environment.get("fingerprint"),
+    }
+    if changes := preflight.get("differences"):
+        tags["environment.changes"] = "\n".join(map(str, changes))
+        tags["environment.compared_with"] = preflight.get("compared_with")
     return {key: canonical(value) for key, value in tags.items() if value is not None}
 
 

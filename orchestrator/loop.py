@@ -52,7 +52,7 @@ def run(
     """
     config = resolved.config
     snapshot = session.snapshot()
-    run_id = new_run_id(resolved.experiment or config["job"]["name"])
+    run_id = new_run_id(resolved.experiment or name_of(config["job"]))
     paths = create_folder(Path(config["results"]), run_id, resolved, snapshot, sweep)
     session.folders.append(paths.folder)
     begun(run_id)
@@ -70,6 +70,11 @@ def run(
         conclude(session, config, paths, ending)
         file_meanwhile(session, Path(config["results"]))
     return paths.folder
+
+
+def name_of(job: dict[str, Any]) -> str:
+    """What a run without an experiment is called: a script's own name, else the job's."""
+    return Path(job["path"]).stem if job["name"] == "script" else str(job["name"])
 
 
 def resume(session: Session, folder: Path) -> None:

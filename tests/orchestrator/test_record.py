@@ -603,3 +603,16 @@ def test_a_scripts_figure_is_filed_once_and_shown_last(tmp_path: Path) -> None:
         ("plain", 0, 1.0),
     ]
     assert filing.notes == ()
+
+
+def test_where_a_run_was_made_and_what_had_changed_are_tags(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "there", result=result())
+    environment = {"hostname": "gpu8", "fingerprint": "sha256:e", "python": "3.11"}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    changes = ["torch 2.12.0 → 2.13.0", "driver 570.1 → 580.2"]
+    preflight = {"differences": changes, "compared_with": "before", "environment": environment}
+    (folder / "preflight.json").write_text(json.dumps(preflight))
+    tags = read_run(folder).tags
+    assert (tags["hostname"], tags["environment"]) == ("gpu8", "sha256:e")
+    assert tags["environment.changes"] == "\n".join(changes)
+    assert tags["environment.compared_with"] == "before"

@@ -103,7 +103,7 @@ def test_the_five_experiments_give_the_same_digits_and_were_made_there(
     )
     arguments = ["job=script", f"job.path={script}", 'predict="clone_seen <= 0"', "strict=true"]
     command(*arguments, *on(client), results=results)
-    logs = [path.read_text() for path in results.glob("runs/*-script-*/log")]
+    logs = [path.read_text() for path in results.glob("runs/*-read_nonce-*/log")]
     assert logs == [f"nonce {nonce}\nmetric clone_seen=0\n"]
 
 

@@ -15,6 +15,7 @@ from orchestrator.paths import RunPaths
 from tests.ssh.desk import DEADLINE_S, Command, Desk, opened
 from tests.ssh.machines import Client, SshHost, wait_for
 
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning")
 MIB = 1 << 20
 LARGE = 32 * MIB
 BESIDE = 2 * MIB  # more than all that a command sends beside one large input
