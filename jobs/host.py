@@ -47,9 +47,10 @@ STALL_S = 30.0  # without a byte in the middle of a request, the client is taken
 YOUNG_S = 60.0  # how long a run folder may stand without any trace of its supervisor
 PART = 8 << 20  # content of this size and more goes on where a cut connection left it
 PROBE_S = 60.0
+LITTLE = 1 << 16  # bytes: a disk with less is full
 MARK = "ORCHESTRATOR_RUN"  # in the environment of all that a run starts: its folder
 STALE_S = 86_400.0  # a temporary name older than this belongs to a program that was killed
-OVER = frozenset({"finished", "killed", "timed_out", "cancelled", "vanished"})
+OVER = frozenset({"finished", "killed", "timed_out", "cancelled", "vanished", "never_started"})
 KINDS = ("snapshots", "inputs")
 RUN_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,120}", re.ASCII)
 SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -198,9 +199,9 @@ def read_json(path: Path) -> Fields | None:
 def derive_state(run_dir: Path, now: float | None = None) -> Fields:
     """The run's state, from its folder and from /proc alone.
 
-    `state` is queued, starting, running, finished, killed, timed_out, cancelled or vanished; the
-    last comes with a `reason`, and queued with `waiting_for` where it waits for a lease. An ended
-    run carries all of exit.json.
+    `state` is queued, starting, running, finished, killed, timed_out, cancelled, vanished or, where
+    it was forgone, never_started. Vanished comes with a `reason`, and queued with `waiting_for` where
+    it waits for a lease. An ended run carries all of exit.json.
     """
     run_dir = Path(run_dir)
     ended = read_json(run_dir / "exit.json")
@@ -233,6 +234,8 @@ def derive_state(run_dir: Path, now: float | None = None) -> Fields:
         return ended
     if asked:
         reason += " (a cancel had been asked for)"
+    if shutil.disk_usage(run_dir).free < LITTLE:
+        reason += f"; no space is left on the disk of {run_dir}, so it could not be written"
     if last := last_line(run_dir / "supervisor.log"):
         reason += f"; the last line of supervisor.log: {last}"
     return {**alive, "state": "vanished", "reason": reason}
@@ -417,6 +420,7 @@ class Host:
             "lay_out": self.lay_out,
             "probe": self.probe,
             "start": self.start,
+            "forgo": self.forgo,
             "follow": self.follow,
             "read": self.read,
             "listdir": self.listdir,
@@ -694,7 +698,7 @@ class Host:
         for need in field(request, "needs", list, []):
             if not (self.root / relative_path(need)).is_dir():
                 raise RequestError("missing", f"{self.root / need} is not laid out")
-        self.claim(run_dir, data)
+        self.claim(run_dir, {"request.json": data})
         with (run_dir / "request.json").open("rb") as held:
             fcntl.flock(held, fcntl.LOCK_EX)  # two programs may be asked to start the same run
             if any((run_dir / f"{name}.json").exists() for name in ("spawn", "supervisor", "exit")):
@@ -710,18 +714,31 @@ class Host:
                 write_atomic(run_dir / "spawn.json", json.dumps(identity(supervisor.pid)).encode())
         return {"run_dir": str(run_dir), "started": True}, b""
 
-    def claim(self, run_dir: Path, data: bytes) -> None:
-        """Makes the run's folder with its request in one step; refused where it is another's."""
+    def forgo(self, request: Fields) -> Answer:
+        """{run_id} → {state}: a run that was not started never will be; any other stays as it is.
+
+        What a command sent before it died may be read here after the run was closed.
+        """
+        run_dir = self.run_dir(request)
+        ended = {"state": "never_started", "started": None, "ended": time.time()}
+        with contextlib.suppress(RequestError):  # it was started, and is told so by its state
+            files = {"request.json": b"{}", "exit.json": json.dumps(ended).encode()}
+            self.claim(run_dir, files)
+        return {"state": derive_state(run_dir)}, b""
+
+    def claim(self, run_dir: Path, files: dict[str, bytes]) -> None:
+        """Makes the run's folder with these files in one step; refused where it is another's."""
         run_dir.parent.mkdir(parents=True, exist_ok=True)
         temp = self.temp(run_dir.name)
         try:
             temp.mkdir()
-            write_atomic(temp / "request.json", data)
+            for name, data in files.items():
+                write_atomic(temp / name, data)
             temp.rename(run_dir)
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-            if not same_content(run_dir / "request.json", data):
+            if not same_content(run_dir / "request.json", files["request.json"]):
                 raise RequestError(
                     "exists", f"there is already another run {run_dir.name} on this host"
                 ) from None

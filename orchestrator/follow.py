@@ -12,7 +12,7 @@ from orchestrator.channel import Channel, RefusedError, Request
 from orchestrator.errors import Detached, HostError
 from orchestrator.paths import RunPaths
 
-OVER = ("finished", "killed", "timed_out", "cancelled", "vanished")
+OVER = ("finished", "killed", "timed_out", "cancelled", "vanished", "never_started")
 WAIT_S = 1.0  # how long the host holds a request open when nothing happens
 FOLLOWED = ("log", "events.jsonl")
 BLOCK = 4 << 20

@@ -15,10 +15,10 @@ from typing import Any
 from orchestrator.channel import RefusedError, Request
 from orchestrator.conclude import conclude, tracking_of
 from orchestrator.config import Resolved
-from orchestrator.errors import Detached, InputError, OrchestratorError
+from orchestrator.errors import Detached, HostUnreachable, InputError, OrchestratorError
 from orchestrator.follow import FOLLOWED, Ended, collect, follow, follow_request, write_atomic
 from orchestrator.paths import RunPaths
-from orchestrator.pickup import file_meanwhile, meanwhile
+from orchestrator.pickup import file_meanwhile, forgo, meanwhile, state_of
 from orchestrator.plan import CASE, Input, loads_of, made_data, placed, request_of
 from orchestrator.preflight import (
     Check,
@@ -35,6 +35,9 @@ from orchestrator.session import Link, Session
 
 BUSY_PAUSE_S = 1.0
 SOON_SENT = 1 << 20  # bytes that need no waiting for
+CHANGED = (
+    "the command ended before the job was started, and {} has changed since; run the experiment again"
+)
 
 
 def run(
@@ -91,21 +94,22 @@ def resume(session: Session, folder: Path) -> None:
 
     def begin() -> bool:
         channel = session.link(config["host"]).channel
-        try:
-            channel.request("follow", run_id=record["run_id"])
+        state = state_of(channel, record["run_id"])
+        if state["state"] != "never_started" or "ended" in state:  # or it was forgone before
             return False
-        except RefusedError as error:
-            if error.kind != "missing":
-                raise
-        if session.snapshot().digest != record["snapshot"]["digest"]:
-            raise OrchestratorError(
-                "the command ended before the job was started, and the code has changed since; run "
-                "the experiment again"
-            )
-        return start(session, config, paths)
+        try:
+            if session.snapshot().digest != record["snapshot"]["digest"]:
+                raise OrchestratorError(CHANGED.format("the code"))
+            return start(session, config, paths)
+        except HostUnreachable:
+            raise
+        except OrchestratorError:
+            forgo(channel, record["run_id"])
+            raise
 
     def ending() -> Ended:
         host = config["host"]
+        session.link_again(host)
         asked = session.patiently(host, begin)
         return session.patiently(host, lambda: finish(session, config, paths, interrupted=asked))
 
@@ -135,6 +139,8 @@ def start(session: Session, config: dict[str, Any], paths: RunPaths) -> bool:
         look_over(session, config, inputs, found, sum(sizes), link, paths)
         request = request_of(config, placed(inputs, link.root, found.expanded()), link.root)
         payload = json.dumps({"run_id": run_id, **request}, indent=1).encode()
+        if paths.request.is_file() and paths.request.read_bytes() != payload:
+            raise OrchestratorError(CHANGED.format("what it reads"))
         write_atomic(paths.request, payload)
         fields = {
             "run_id": run_id,

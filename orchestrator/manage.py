@@ -199,7 +199,7 @@ def cancel(session: Session, asked: Asked) -> int:
         with owned(paths) as mine:
             if mine and not paths.verdict.is_file():
                 take_in(session, channel, config, paths)
-        failed |= state["state"] not in (*OVER, "never_started")
+        failed |= state["state"] not in OVER
     file_meanwhile(session, asked.results)
     return 1 if failed else 0
 
@@ -249,11 +249,14 @@ def collect(session: Session, asked: Asked) -> int:
             if paths.verdict.is_file():
                 continue
             try:
-                take_in(session, session.link(config["host"]).channel, config, paths)
+                take_in(session, session.link_again(config["host"]).channel, config, paths)
             except HostUnreachable as error:
                 failed = True
                 lost.add(key_of(config["host"]))
                 error_line(f"unreachable: {error}")
+            except OrchestratorError as error:  # its own, and no reason to leave the others
+                failed = True
+                error_line(f"{paths.folder.name}: {error}")
     file_meanwhile(session, asked.results)
     brought = [paths.folder for paths in folders if paths.verdict.is_file()]
     unfiled = any(not RunPaths(folder).filed.is_file() for folder in brought)

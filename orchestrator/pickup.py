@@ -15,7 +15,7 @@ from typing import Any
 
 from orchestrator.channel import Channel, RefusedError
 from orchestrator.conclude import file_run, judged, tracking_of
-from orchestrator.errors import OrchestratorError, TrackingError
+from orchestrator.errors import HostUnreachable, OrchestratorError, TrackingError
 from orchestrator.follow import OVER, Ended, collect, follow, follow_request
 from orchestrator.paths import RunPaths, runs_folder, sweeps_folder
 from orchestrator.plan import CASE
@@ -38,8 +38,16 @@ def meanwhile(session: Session, config: dict[str, Any]) -> None:
         if key_of(theirs["host"]) != host:
             continue
         with owned(paths) as mine:
-            if mine and not paths.verdict.is_file():
+            if not mine or paths.verdict.is_file():
+                continue
+            try:
                 take_in(session, channel, theirs, paths)
+            except HostUnreachable:
+                raise
+            except OrchestratorError as error:  # its own, and no reason to stop what is asked now
+                session.show.line(
+                    f"meanwhile  {paths.folder.name} cannot be taken in: {error}", style="yellow"
+                )
     session.asked.add(host)
 
 
@@ -56,7 +64,9 @@ def take_in(
     """Collect and judge a run that has ended, or say that it goes on; its state."""
     run_id = paths.folder.name
     state = state_of(channel, run_id)
-    if state["state"] not in (*OVER, "never_started"):
+    if state["state"] == "never_started":
+        state = forgo(channel, run_id)
+    if state["state"] not in OVER:
         session.show.line(
             f"meanwhile  {run_id} is {state['state']}; follow it with: python -m orchestrator attach "
             f"{reference(paths.folder)}"
@@ -81,6 +91,11 @@ def state_of(channel: Channel, run_id: str) -> dict[str, Any]:
     if reply.header.get("kind") == "missing":
         return {"state": "never_started"}
     raise RefusedError(f"{channel.name}: {reply.header.get('error')}", reply.header)
+
+
+def forgo(channel: Channel, run_id: str) -> dict[str, Any]:
+    """See to it that what a dead command sent does not start its run later; the run's state."""
+    return dict(channel.request("forgo", run_id=run_id).header["state"])
 
 
 def file_meanwhile(session: Session, results: Path) -> None:

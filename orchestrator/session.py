@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.channel import Channel, open_local
 from orchestrator.check_code import check_code
-from orchestrator.errors import HostUnreachable
+from orchestrator.errors import HostUnreachable, OrchestratorError
 from orchestrator.paths import CLONE, runs_folder
 from orchestrator.plan import Input, inputs_of
 from orchestrator.show import Show
@@ -100,6 +100,18 @@ class Session:
                 )
         return self._links[key]
 
+    def link_again(self, host: dict[str, Any]) -> Link:
+        """`link` to a host where a run may be going on: whatever is in the way says nothing of it.
+
+        Raises HostUnreachable, also for a login that is refused or an interpreter that is not there.
+        """
+        try:
+            return self.link(host)
+        except HostUnreachable:
+            raise
+        except OrchestratorError as error:
+            raise HostUnreachable(str(error)) from error
+
     def drop(self, host: dict[str, Any]) -> None:
         """Forget the connection to a host, which was lost or is not wanted any more."""
         link = self._links.pop(key_of(host), None)
@@ -119,6 +131,8 @@ class Session:
         self.link(host)
         while True:
             try:
+                if lost_at is not None:
+                    self.link_again(host)
                 return action()
             except HostUnreachable as error:
                 now = time.monotonic()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from mlflow import MlflowClient
 
 from bench.delay_line import DelayLine
 from orchestrator.paths import CLONE, RunPaths
+from orchestrator.push import Load, deliver, lay_out, tree_of
+from orchestrator.snapshot import take_snapshot
 from tests.ssh.machines import PYTHON, USER, Client, SshHost, wait_for
 
 DEADLINE_S = 90.0
@@ -125,6 +127,10 @@ class Desk:
         path = self.host.home / "begun"
         return path.read_text().split() if path.exists() else []
 
+    def programs(self) -> list[int]:
+        """The host's programs that serve a command now."""
+        return [p for p, said in self.host.user_processes().items() if "/programs/" in said]
+
     def sent_part(self) -> int:
         """How much there is of large content that was cut off."""
         (part,) = (self.work / "tmp").glob("*.part")
@@ -151,7 +157,9 @@ class Desk:
 
     def start(self, *arguments: str) -> Command:
         """A command with just these arguments, in the background."""
-        command = Command(arguments=list(arguments), output=self.folder / f"{len(self.commands)}.out")
+        command = Command(
+            arguments=list(arguments), output=self.folder / f"{len(self.commands)}.out"
+        )
         self.commands.append(command)
         return command
 
@@ -181,6 +189,16 @@ class Desk:
         size = log.stat().st_size
         wait_for(lambda: log.stat().st_size > size + 100, "the log to come in", DEADLINE_S)
 
+    def push_all(self) -> None:
+        """The host has code and script then, and a command needs to send nothing but the start."""
+        script = tree_of({self.script.name: self.script})
+        loads = [
+            Load(kind="snapshots", tree=take_snapshot(CLONE).tree),
+            Load(kind="inputs", tree=script),
+        ]
+        with self.client.open(ALIAS, work=f"{HOME}/{self.work.name}") as channel:
+            deliver(channel, loads, channel.pipeline([*map(lay_out, loads)], check=False), [])
+
     # what must stand at the end
 
     def runs(self) -> list[Path]:
@@ -195,11 +213,12 @@ class Desk:
         experiment = store.get_experiment_by_name("drafters")
         found: dict[str, Any] = {}
         for run in store.search_runs([experiment.experiment_id]):
-            run_id = run.data.tags["orchestrator.run_id"]
-            assert run_id not in found
             assert run.info.status != "RUNNING"
             assert run.info.end_time is not None
-            found[run_id] = run
+            if "orchestrator.sweep_id" not in run.data.tags:
+                run_id = run.data.tags["orchestrator.run_id"]
+                assert run_id not in found
+                found[run_id] = run
         judged = {f.name for f in self.runs() if RunPaths(f).verdict.is_file()}
         assert set(found) == judged
         return found
@@ -246,10 +265,8 @@ class Desk:
         for line in self.lines:
             line.close()
         for pid in self.host.user_processes():
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
 
 
 @contextmanager

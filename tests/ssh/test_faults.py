@@ -55,7 +55,9 @@ def probing(desk: Desk) -> bool:
     return any("/home/gpu/python -" in c for c in desk.host.user_processes().values())
 
 
-def until_pushing(desk: Desk, line: DelayLine, *more: str, alias: str = "gpu8") -> tuple[Command, Path]:
+def until_pushing(
+    desk: Desk, line: DelayLine, *more: str, alias: str = "gpu8"
+) -> tuple[Command, Path]:
     """A command in the middle of its push."""
     desk.hold()
     command, folder = desk.begin(large_input(desk, f"large {alias}"), *more, alias=alias)
@@ -105,3 +107,195 @@ def test_killed_while_pushing(desk: Desk, line: DelayLine) -> None:
     desk.assert_answered(*(run for run in desk.runs() if run != folder))
     assert len(desk.runs()) == 3
     assert not list((desk.work / "tmp").iterdir())
+
+
+def test_killed_while_starting_following_collecting_and_filing(desk: Desk, line: DelayLine) -> None:
+    desk.hold()
+    command, starting = desk.begin(gate="starting")
+    until_started(desk, line, starting)
+    line.freeze()
+    command.kill()
+    lose(line)
+    assert not RunPaths(starting).log.read_bytes()
+
+    command, following = desk.begin(gate="following")
+    desk.follows(following)
+    command.kill()
+    assert f"meanwhile  {starting.name} is running" in command.said
+
+    command, collecting = desk.begin(gate="collecting")
+    desk.follows(collecting)
+    line.freeze()
+    desk.open_gate("collecting")
+    wait_for((desk.there(collecting) / "exit.json").exists, "the job's end", DEADLINE_S)
+    command.kill()
+    lose(line)
+
+    desk.open_gate()
+    command, filing = desk.begin()
+    wait_for(RunPaths(filing).verdict.exists, "the verdict", DEADLINE_S)
+    command.kill()
+    assert f"meanwhile  {collecting.name} has ended: measured" in command.said
+
+    for gate, folder in (("starting", starting), ("following", following)):
+        desk.open_gate(gate)
+        wait_for((desk.there(folder) / "exit.json").exists, "the job's end", DEADLINE_S)
+    said = desk.ended(desk.start(*desk.overrides()))
+    for folder in (starting, following):
+        assert f"meanwhile  {folder.name} has ended: measured" in said
+    assert len(desk.runs()) == 5
+    desk.assert_answered(*desk.runs())
+    assert desk.verb("collect").strip() == "every run has ended and was judged"
+
+
+@pytest.mark.parametrize("successor", ["collect", "attach"])
+def test_a_start_that_is_read_late_comes_to_nothing(
+    desk: Desk, line: DelayLine, successor: str
+) -> None:
+    """What a dead command has sent can lie on the host, unread, when its run is closed."""
+    desk.push_all()
+    desk.hold()
+    command, folder = desk.begin()
+    go_on_slowly(desk, line, folder, REPLY_S)
+    wait_for(RunPaths(folder).request.exists, "the request, which is a second on its way")
+    before = line.sent
+    (program,) = desk.programs()
+    os.kill(program, signal.SIGSTOP)
+    wait_for(lambda: line.sent > before, "the request to come to the host")
+    command.kill()
+    lose(line)
+    assert not desk.there(folder).exists()
+    if successor == "collect":
+        desk.verb("collect")
+        desk.assert_closed(folder, "the command ended before the job was started")
+    else:
+        desk.script.write_text("print('metric answer=43')\n")
+        desk.verb("attach", folder.name, code=1)
+        desk.assert_closed(folder, "what it reads has changed since; run the experiment again")
+    os.kill(program, signal.SIGCONT)
+    wait_for(lambda: not desk.host.user_processes(), "all that was sent to come to nothing")
+    assert desk.begun() == []
+
+
+def test_a_command_that_loses_its_host_in_every_phase(desk: Desk, line: DelayLine) -> None:
+    command, folder = until_pushing(desk, line)
+    desk.hold()
+    lose(line)
+    until_started(desk, line, folder)
+    lose(line)
+    desk.follows(folder)
+    lose(line)
+    desk.follows(folder)
+    line.freeze()
+    desk.open_gate()
+    wait_for((desk.there(folder) / "exit.json").exists, "the job's end", DEADLINE_S)
+    lose(line)
+    said = desk.ended(command)
+    assert said.count("trying again for") == 4
+    assert line.connections == 5
+    assert line.sent < LARGE + 4 * MIB
+    assert len(desk.runs()) == 1
+    desk.assert_answered(folder)
+
+
+def test_a_host_that_stays_away_is_unreachable_and_nothing_is_judged(desk: Desk) -> None:
+    short = "host.patience_s=2"
+    lines = {
+        name: desk.line(name, ServerAliveInterval="1", ConnectTimeout="2")
+        for name in ("pushing", "starting", "following", "collecting", "frozen")
+    }
+
+    def lose_for_good(name: str) -> None:
+        lines[name].refuse()
+        lose(lines[name])
+
+    commands: dict[str, tuple[Command, Path]] = {}
+    commands["pushing"] = until_pushing(desk, lines["pushing"], short, alias="pushing")
+    lose_for_good("pushing")
+
+    desk.hold()
+    commands["starting"] = desk.begin(short, alias="starting")
+    until_started(desk, lines["starting"], commands["starting"][1])
+    lose_for_good("starting")
+
+    for name in ("following", "collecting", "frozen"):
+        commands[name] = desk.begin(short, alias=name, gate=name)
+        desk.follows(commands[name][1])
+        lines[name].freeze()
+        if name == "collecting":
+            desk.open_gate(name)
+            exit_file = desk.there(commands[name][1]) / "exit.json"
+            wait_for(exit_file.exists, "the job's end", DEADLINE_S)
+        if name != "frozen":
+            lose_for_good(name)
+
+    for name, (command, folder) in commands.items():
+        said = desk.ended(command, code=1)
+        assert re.search(rf"^unreachable  {name}: ", said, re.M), said
+        assert f"attach '{folder}'" in said or f"attach {folder}" in said
+        desk.assert_open(folder)
+    assert "nothing was heard from the host for 3 s" in commands["frozen"][0].said
+
+    for line in lines.values():
+        line.refuse(False)
+        line.thaw()
+    for name in ("gate", "following", "frozen"):
+        desk.open_gate(name)
+    started = [folder for name, (_, folder) in commands.items() if name != "pushing"]
+    for folder in started:
+        wait_for((desk.there(folder) / "exit.json").exists, "the job's end", DEADLINE_S)
+    desk.verb("collect")
+    desk.assert_answered(*started)
+    desk.assert_closed(commands["pushing"][1], "the command ended before the job was started")
+
+
+def test_a_host_that_lets_nobody_in_for_a_while_is_unreachable(desk: Desk, line: DelayLine) -> None:
+    """As while it boots, or when the agent is locked: says nothing about the run."""
+    keys = desk.host.home / ".ssh" / "authorized_keys"
+    command, folder = desk.begin("host.patience_s=2")
+    desk.follows(folder)
+    known = keys.read_bytes()
+    keys.write_bytes(b"")
+    line.cut()
+    assert "unreachable  gpu8: " in desk.ended(command, code=1)
+    desk.assert_open(folder)
+    assert "unreachable  gpu8: " in desk.verb("attach", folder.name, code=1)
+    assert "unreachable: gpu8: " in desk.verb("collect", code=1)
+    desk.assert_open(folder)
+    keys.write_bytes(known)
+    desk.open_gate()
+    desk.verb("attach", folder.name)
+    desk.assert_answered(folder)
+
+
+def test_the_hosts_program_is_killed_and_its_sshd_restarted(desk: Desk, line: DelayLine) -> None:
+    command, folder = desk.begin()
+    desk.follows(folder)
+    (program,) = desk.programs()
+    os.kill(program, signal.SIGKILL)
+    desk.follows(folder)
+    desk.host.stop()
+    desk.host.start()
+    desk.follows(folder)
+    desk.open_gate()
+    assert desk.ended(command).count("trying again for") >= 2
+    desk.assert_answered(folder)
+
+
+def test_a_damaged_run_of_an_earlier_command_stops_nothing(desk: Desk, line: DelayLine) -> None:
+    command, folder = desk.begin()
+    desk.follows(folder)
+    command.kill()
+    desk.open_gate()
+    record = desk.there(folder) / "exit.json"
+    wait_for(record.exists, "the job's end", DEADLINE_S)
+    whole = record.read_bytes()
+    record.write_bytes(whole[:20])
+    said = desk.ended(desk.start(*desk.overrides()))
+    assert re.search(rf"meanwhile  {folder.name} cannot be taken in: .*record is damaged", said)
+    assert "record is damaged" in desk.verb("collect", code=1)
+    desk.assert_open(folder)
+    record.write_bytes(whole)
+    desk.verb("collect")
+    desk.assert_answered(*desk.runs())
+    assert len(desk.runs()) == 2
