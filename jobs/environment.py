@@ -248,8 +248,20 @@ def number_in(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
+def weights_of(sizes: Mapping[str, int]) -> int:
+    """The bytes of a checkpoint's weights, by its files' sizes."""
+    for pattern in (r"(model|pytorch_model)[^/]*\.safetensors", r"pytorch_model[^/]*\.bin"):
+        found = [size for name, size in sizes.items() if re.fullmatch(pattern, name)]
+        if found:
+            return sum(found)
+    return 0
+
+
 def look_at(given: str) -> dict[str, Any]:
-    """What lies at a path; `bytes` counts a file, or the files directly in a folder."""
+    """What lies at a path; `bytes` counts a file, or the files directly in a folder.
+
+    `weights` counts those of one format: checkpoints may hold the same ones in several.
+    """
     with contextlib.suppress(RuntimeError):  # '~nobody': left as it is, so it does not exist
         given = str(Path(given).expanduser())
     path = Path(given).absolute()
@@ -259,15 +271,18 @@ def look_at(given: str) -> dict[str, Any]:
         "is_dir": False,
         "readable": False,
         "bytes": None,
+        "weights": None,
     }
     try:
         facts["exists"] = path.exists()
         facts["is_dir"] = path.is_dir()
         facts["readable"] = os.access(path, os.R_OK | (os.X_OK if facts["is_dir"] else 0))
         if facts["is_dir"] and facts["readable"]:
-            facts["bytes"] = sum(item.stat().st_size for item in path.iterdir() if item.is_file())
+            sizes = {item.name: item.stat().st_size for item in path.iterdir() if item.is_file()}
+            facts["bytes"] = sum(sizes.values())
+            facts["weights"] = weights_of(sizes)
         elif path.is_file():
-            facts["bytes"] = path.stat().st_size
+            facts["bytes"] = facts["weights"] = path.stat().st_size
     except (OSError, ValueError) as error:
         facts["error"] = str(error)
     return facts

@@ -46,7 +46,9 @@ MAX_WAIT_S = 60.0
 STALL_S = 30.0  # without a byte in the middle of a request, the client is taken for gone
 YOUNG_S = 60.0  # how long a run folder may stand without any trace of its supervisor
 PART = 8 << 20  # content of this size and more goes on where a cut connection left it
-PROBE_S = 60.0
+PROBE_S = 40.0  # less than a client waits
+# A person's json.py in the current folder, where `python -` would look first, is not meant.
+FROM_STDIN = "import sys; sys.path[:] = filter(None, sys.path); exec(sys.stdin.buffer.read())"
 LITTLE = 1 << 16  # bytes: a disk with less is full
 MARK = "ORCHESTRATOR_RUN"  # in the environment of all that a run starts: its folder
 STALE_S = 86_400.0  # a temporary name older than this belongs to a program that was killed
@@ -529,7 +531,8 @@ class Host:
                 temp.chmod(0o444)  # trees hold hard links to it: nobody should write into those
                 temp.replace(target)
         except OSError as error:
-            temp.unlink(missing_ok=True)
+            if not large:  # what came of large content is not sent again when there is room
+                temp.unlink(missing_ok=True)
             error.filename = str(target)
             raise
         except RequestError as refusal:
@@ -577,12 +580,12 @@ class Host:
             sha for sha in {sha: None for sha, _ in files.values()} if not self.has(sha, checked)
         ]
         if missing:
-            parts = {sha: size for sha in missing if (size := file_size(self.part(sha)))}
             raise RequestError(
                 "missing",
                 f"{len(missing)} blobs are not in the store",
                 missing=missing,
-                parts=parts,
+                parts={sha: size for sha in missing if (size := file_size(self.part(sha)))},
+                busy=[sha for sha in missing if is_locked(self.part(sha))],
             )
         temp = self.temp(digest[:16])
         try:
@@ -627,15 +630,15 @@ class Host:
                 raise
 
     def probe(self, request: Fields) -> Answer:
-        """{python, env, argument}, a program as payload → what `python - argument` prints.
+        """{python, env, argument}, a program as payload → what it prints, given the argument.
 
-        It is asked of the interpreter and in the environment that jobs get, not in this program's.
+        It is run by the interpreter and in the environment that jobs get, not in this program's.
         """
         python = str(Path(field(request, "python", str)).expanduser())
         env = {**os.environ, **environment(request)}
         try:
             done = subprocess.run(
-                [python, "-", field(request, "argument", str)],
+                [python, "-c", FROM_STDIN, field(request, "argument", str)],
                 input=request["payload"].all(),
                 capture_output=True,
                 env=env,
@@ -699,12 +702,16 @@ class Host:
             if not (self.root / relative_path(need)).is_dir():
                 raise RequestError("missing", f"{self.root / need} is not laid out")
         self.claim(run_dir, {"request.json": data})
+        traces = [run_dir / f"{name}.json" for name in ("spawn", "supervisor", "exit")]
         with (run_dir / "request.json").open("rb") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)  # two programs may be asked to start the same run
-            if any((run_dir / f"{name}.json").exists() for name in ("spawn", "supervisor", "exit")):
+            try:  # the supervisor keeps this lock: two programs may be asked to start the same run
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return {"run_dir": str(run_dir), "started": False}, b""
+            if any(path.exists() for path in traces):
                 return {"run_dir": str(run_dir), "started": False}, b""
             try:
-                supervisor = self._spawn(run_dir, python, snapshot, env)
+                supervisor = self._spawn(run_dir, python, snapshot, env, held.fileno())
             except (OSError, RequestError):
                 shutil.rmtree(run_dir, ignore_errors=True)  # nothing ran: the id stays free
                 raise
@@ -747,7 +754,7 @@ class Host:
 
     @staticmethod
     def _spawn(
-        run_dir: Path, python: str, snapshot: Path, env: dict[str, str]
+        run_dir: Path, python: str, snapshot: Path, env: dict[str, str], held: int
     ) -> subprocess.Popen[bytes]:
         inherited = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
         waited_for = {signal.SIGTERM, signal.SIGINT}
@@ -764,6 +771,7 @@ class Host:
                     cwd=snapshot,
                     env={**inherited, **env, MARK: os.path.realpath(run_dir)},
                     start_new_session=True,
+                    pass_fds=[held],
                 )
         except OSError as error:
             raise unusable(python, error) from None
@@ -773,8 +781,8 @@ class Host:
     def follow(self, request: Fields) -> Answer:
         """{run_id, offsets, seen, wait_s, limit} → {state, chunks, sizes} and the new bytes.
 
-        Waits until a named file has grown past its offset, the state is no longer the `seen` one
-        (the present one where none is given) or final, the client sends more, or `wait_s` is over.
+        Waits until a named file has grown past its offset, the state is no longer a `seen` one (the
+        present one where none is given) or is final, the client sends more, or `wait_s` is over.
         """
         run_dir = self.known_run(request)
         offsets = {
@@ -784,16 +792,16 @@ class Host:
         limit = int(clipped(field(request, "limit", int, CHUNK), 1, MAX_READ))
         wait_s = clipped(field(request, "wait_s", (int, float), 0), 0, MAX_WAIT_S)
         deadline = time.monotonic() + wait_s
-        seen = request.get("seen")
+        seen = field(request, "seen", list, [])
         pause = 0.01
         while True:
             # The state first: bytes that came before the end are then read below.
             state = derive_state(run_dir)
-            seen = seen or state["state"]
+            seen = seen or [state["state"]]
             sizes = {name: file_size(run_dir / name) or 0 for name in offsets}
             if any(sizes[name] > offset for name, offset in offsets.items()):
                 break
-            if state["state"] != seen or state["state"] in OVER:
+            if state["state"] not in seen or state["state"] in OVER:
                 break
             left = deadline - time.monotonic()
             if left <= 0 or self.wire.pending(min(pause, left)):
@@ -916,12 +924,34 @@ def take_up(file: Any, offset: int, hasher: Any) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise RequestError("busy", "another command is sending the same content") from None
-    if os.fstat(file.fileno()).st_size < offset:
+    found = os.fstat(file.fileno())
+    # Whoever held it may have finished it meanwhile: then this is the blob itself, for ever as it is.
+    if not found.st_nlink or not same_file(found, Path(file.name)) or found.st_size < offset:
         raise RequestError("busy", "what was sent of this content before is gone")
     file.truncate(offset)
     file.seek(0)
     while part := file.read(CHUNK):
         hasher.update(part)
+
+
+def same_file(found: os.stat_result, path: Path) -> bool:
+    """Whether the path still leads to this file."""
+    try:
+        return os.path.samestat(found, path.stat())
+    except OSError:
+        return False
+
+
+def is_locked(path: Path) -> bool:
+    """Whether another program holds this part."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def same_content(path: Path, data: bytes) -> bool:

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.config import metrics_of
-from orchestrator.errors import Detached, HostUnreachable, OrchestratorError, TrackingError
+from orchestrator.errors import (
+    Detached,
+    HostUnreachable,
+    OrchestratorError,
+    StateUnknown,
+    TrackingError,
+)
 from orchestrator.follow import Ended
 from orchestrator.judge import Verdict, judge, not_answered, parse_predictions
 from orchestrator.paths import RunPaths
@@ -29,12 +35,17 @@ def conclude(
         session.show.line(f"detached  {error}", style="yellow")
         session.show.line(f"Take it up again with: {attach}")
         return
-    except HostUnreachable as error:
+    except (HostUnreachable, StateUnknown) as error:
         # Never the same as a failed run: it may go on there, so nothing is judged.
         session.failed = True
-        session.show.line(f"unreachable  {error}", style="red")
+        word = "unreachable" if isinstance(error, HostUnreachable) else "unknown"
+        session.show.line(f"{word}  {error}", style="red")
         session.show.line(f"Take it up again with: {attach}")
         return
+    except KeyboardInterrupt:
+        session.show.line("interrupted before the job was known to be started", style="red")
+        session.show.line(f"Whatever became of it: {attach}")
+        raise
     except OSError as error:
         raise OrchestratorError(
             f"{error.filename or paths.folder} cannot be written ({error.strerror}); make room, then "
@@ -50,7 +61,7 @@ def answer(
     try:
         ended = ending()
         verdict = judged(config, ended, paths)
-    except (HostUnreachable, Detached):
+    except (HostUnreachable, StateUnknown, Detached):
         raise
     except OrchestratorError as error:
         ended = Ended(state={}, result=failed_result(error))
@@ -72,8 +83,10 @@ def judged(config: dict[str, Any], ended: Ended, paths: RunPaths) -> Verdict:
     return judge(predictions, (ended.result or {}).get("metrics", {}))
 
 
-def file_run(session: Session, tracking: Tracking, results: Path, paths: RunPaths) -> None:
-    """File the run in MLflow; where that fails, the run's folder stays and can be filed later."""
+def file_run(
+    session: Session, tracking: Tracking, results: Path, paths: RunPaths
+) -> TrackingError | None:
+    """File the run in MLflow; where that fails, why: its folder stays and can be filed later."""
     from orchestrator.record import fill_run
 
     try:
@@ -85,11 +98,12 @@ def file_run(session: Session, tracking: Tracking, results: Path, paths: RunPath
             f"The run is whole; file it: python -m orchestrator record {reference(paths.folder)}"
         )
         session.cancelled |= isinstance(error, KeyboardInterrupt)
-        return
+        return error if isinstance(error, TrackingError) else TrackingError(reason)
     write_json(paths.filed, {"uri": tracking.uri, "run": filed.mlflow_run_id})
     session.show.filed(
         f"MLflow run {filed.mlflow_run_id}; look at it with: {how_to_open(tracking)}"
     )
+    return None
 
 
 def tracking_of(config: dict[str, Any]) -> Tracking:

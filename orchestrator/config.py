@@ -46,8 +46,16 @@ LEAST = {
     "data.capture.batch": 1,
     "data.capture.max_samples": 1,
 }
-SECRET = re.compile(
-    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|CREDENTIALS?)(_|$)", re.IGNORECASE
+SECRET_NAME = re.compile(
+    r"(SECRET|PASS|PASSWD|PASSWORD|(^|_)(PWD|PAT|AUTH|TOKEN|KEY|APIKEY|CREDENTIALS?))$",
+    re.IGNORECASE,
+)
+SECRET_VALUE = re.compile(
+    r"\b(hf_|sk-|ghp_|github_pat_|glpat-|xox[bp]-)[A-Za-z0-9_-]{10,}|://[^/\s@]+:[^/\s@]+@"
+)
+FILED = (
+    "looks like a secret, which would be filed with the run; keep it on the host itself, in a file that "
+    "your job reads"
 )
 HINTS = {
     "host.alias": "name the host as ssh knows it: host.alias=gpu8",
@@ -117,6 +125,9 @@ def resolve(cfg: DictConfig, hydra: Any) -> Resolved:
     parse_predictions(resolved["predict"], metrics_of(str(job)))
     check_ranges(resolved)
     check_host(resolved["host"])
+    for number, word in enumerate(resolved["job"].get("args", ())):
+        if SECRET_VALUE.search(word):
+            raise InputError(f"job.args[{number}] {FILED}")
     if "wiring" in resolved:
         try:
             Wiring.parse(resolved["wiring"]).states()
@@ -153,12 +164,9 @@ def metrics_of(job: str) -> tuple[str, ...] | None:
 
 def check_host(host: Mapping[str, Any]) -> None:
     """No secret in what is filed, no GPU twice, and no alias that ssh would take for an option."""
-    for name in host["env"]:
-        if SECRET.search(name):
-            raise InputError(
-                f"host.env.{name} looks like a secret, which would be filed with the run; set it on "
-                "the host itself, in a file that your script reads"
-            )
+    for name, value in host["env"].items():
+        if SECRET_NAME.search(name) or SECRET_VALUE.search(value):
+            raise InputError(f"host.env.{name} {FILED}")
     gpus = host["gpus"]
     if gpus is not None and (not gpus or len(set(gpus)) < len(gpus) or min(gpus) < 0):
         raise InputError(

@@ -3,7 +3,8 @@
     OrchestratorError          exit code 1: the question was not answered
     ├── InputError             exit code 2: what was asked for cannot be run as written
     ├── HostError              the host or its program did not do what was asked
-    │   └── HostUnreachable    the host does not answer; the run may well go on there
+    │   ├── HostUnreachable    the host does not answer; the run may well go on there
+    │   └── StateUnknown       the host answers, but not what became of a run
     ├── TrackingError          the tracking store cannot be written; the run's folder is intact
     └── Detached               the person left a run to itself; it goes on
 
@@ -31,6 +32,10 @@ class HostError(OrchestratorError):
 
 class HostUnreachable(HostError):
     """The host does not answer. Never the same as a failed run."""
+
+
+class StateUnknown(HostError):
+    """What became of a run cannot be told now. Never the same as a failed run."""
 
 
 class Detached(OrchestratorError):

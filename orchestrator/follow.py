@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.channel import Channel, RefusedError, Request
-from orchestrator.errors import Detached, HostError
+from orchestrator.channel import Channel, RefusedError, Reply, Request
+from orchestrator.errors import Detached, HostError, StateUnknown
 from orchestrator.paths import RunPaths
 
 OVER = ("finished", "killed", "timed_out", "cancelled", "vanished", "never_started")
-WAIT_S = 1.0  # how long the host holds a request open when nothing happens
+WAIT_S = 0.5  # how long the host holds a request open when nothing happens
 FOLLOWED = ("log", "events.jsonl")
 BLOCK = 4 << 20
 
@@ -33,57 +37,101 @@ class Ended:
         return self.result is not None and self.result.get("status") == "ok"
 
 
+@dataclass
+class Wish:
+    """What a person wants of a run that is followed; it outlives a lost connection.
+
+    `asked` says that Ctrl-C came and was not talked about yet.
+    """
+
+    asked: bool = False
+    cancelled: bool = False
+
+
+@contextlib.contextmanager
+def noting_interrupts(wish: Wish, at_once: Callable[[], bool]) -> Iterator[None]:
+    """Within the block Ctrl-C is noted in `wish`, and tears nothing apart.
+
+    It is KeyboardInterrupt, as usual, where `at_once` says that nobody looks at the wish soon, and
+    when it comes again before anybody did.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python lets only the main thread listen
+        return
+
+    def note(*_: object) -> None:
+        if wish.asked or at_once():
+            raise KeyboardInterrupt
+        wish.asked = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def follow(
     channel: Channel,
     run_id: str,
     folder: Path,
     on_event: OnEvent,
     on_interrupt: OnInterrupt,
-    *,
-    interrupted: bool = False,
+    wish: Wish,
+    first: Reply | None = None,
 ) -> dict[str, Any]:
     """Copy the run's log and events into `folder` as they grow; returns the final state.
 
-    What stands in `folder` already is not asked for again. Ctrl-C (or `interrupted`: it came before)
-    asks `on_interrupt` what is wanted: to cancel, which ends the run and waits for its end, or to
-    detach.
+    What stands in `folder` already is not asked for again; `first` is an answer that came before.
+    Where the person has asked, `on_interrupt` says what is wanted: to cancel, which ends the run and
+    waits for its end, or to detach.
 
     Raises:
-        Detached: the person chose to leave the run to itself, or pressed Ctrl-C while it was ended.
+        Detached: the person chose to leave the run to itself, or asked again while it was ended.
         HostUnreachable: the host was lost; the same call goes on over another connection.
+        StateUnknown: what the host says is no state of this run.
     """
-    offsets = {name: size_of(folder / name) for name in FOLLOWED}
-    seen, rest, cancelling = "", last_part(folder / "events.jsonl"), False
+    copy = Copy(folder)
+    seen, told = "", False
     while True:
-        try:
-            if interrupted:
-                raise KeyboardInterrupt
-            state, parts = poll(channel, run_id, offsets, seen)
-        except KeyboardInterrupt:
-            interrupted = False
-            if cancelling or on_interrupt() == "detach":
-                raise Detached(f"run {run_id} goes on") from None
-            cancelling = True
+        if wish.asked:
+            if wish.cancelled or on_interrupt() == "detach":
+                raise Detached(f"run {run_id} goes on")
+            wish.asked, wish.cancelled = False, True
             on_event({"type": "note", "text": "cancelling the run; Ctrl-C leaves it to itself"})
+        if wish.cancelled and not told:
             channel.request("signal", run_id=run_id, signal="TERM")
-            continue
-        if state["state"] != seen and state["state"] == "queued" and state.get("waiting_for"):
+            told = True
+        state, parts = poll(channel, run_id, copy.offsets, seen, first)
+        first = None
+        if state["state"] != seen and state.get("waiting_for"):
             on_event({"type": "note", "text": f"queued, waiting for {state['waiting_for']}"})
         seen = state["state"]
-        for name, part in parts.items():
-            if part:
-                with (folder / name).open("ab") as file:
-                    file.write(part)
-                offsets[name] += len(part)
-        *lines, rest = (rest + parts["events.jsonl"]).split(b"\n")
-        for line in lines:
-            event = whole_event(line)
-            if event is not None:
-                on_event(event)
+        for event in copy.add(parts):
+            on_event(event)
         if seen in OVER and not any(parts.values()):
             if seen == "cancelled":
                 prove_gone(channel, run_id)
             return state
+
+
+class Copy:
+    """A run's log and events on this machine, as they grow."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.offsets = {name: size_of(folder / name) for name in FOLLOWED}
+        self._rest = last_part(folder / "events.jsonl")
+
+    def add(self, parts: Mapping[str, bytes]) -> list[dict[str, Any]]:
+        """Append what the files have gained; the events that are complete now."""
+        for name, part in parts.items():
+            if part:
+                with (self.folder / name).open("ab") as file:
+                    file.write(part)
+                self.offsets[name] += len(part)
+        *lines, self._rest = (self._rest + parts.get("events.jsonl", b"")).split(b"\n")
+        return [event for line in lines if (event := whole_event(line)) is not None]
 
 
 def prove_gone(channel: Channel, run_id: str) -> None:
@@ -109,22 +157,30 @@ def last_part(path: Path) -> bytes:
 
 
 def whole_event(line: bytes) -> dict[str, Any] | None:
-    """An event, or None for a line that a full disk has torn."""
+    """An event to be shown, or None for a line that is none, or that a full disk has torn."""
     try:
         event = json.loads(line)
-    except ValueError:
+        shown: dict[str, dict[str, type]] = {
+            "progress": {"what": str, "done": int, "total": int},
+            "note": {"text": str},
+        }
+        parts = shown[event["type"]]
+        return event if all(isinstance(event[name], parts[name]) for name in parts) else None
+    except (ValueError, TypeError, KeyError):
         return None
-    return event if isinstance(event, dict) and "type" in event else None
 
 
 def follow_request(
-    run_id: str, offsets: Mapping[str, int], seen: str = "", wait_s: float = 0.0
+    run_id: str, offsets: Mapping[str, int], seen: Sequence[str] = (), wait_s: float = 0.0
 ) -> Request:
-    """To be told the run's state and what its files have gained."""
+    """To be told the run's state and what its files have gained.
+
+    The host waits for output, or for a state that was not `seen`, for `wait_s`.
+    """
     fields = {
         "run_id": run_id,
         "offsets": dict(offsets),
-        "seen": seen or None,
+        "seen": list(seen),
         "wait_s": wait_s,
         "limit": BLOCK,
     }
@@ -132,15 +188,37 @@ def follow_request(
 
 
 def poll(
-    channel: Channel, run_id: str, offsets: Mapping[str, int], seen: str
+    channel: Channel,
+    run_id: str,
+    offsets: Mapping[str, int],
+    seen: str,
+    answered: Reply | None = None,
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The run's state and what its files have gained, by file name."""
-    (reply,) = channel.pipeline([follow_request(run_id, offsets, seen, WAIT_S)])
+    """The run's state and what its files have gained, by file name.
+
+    Raises StateUnknown where the host does not know, or its answer makes no sense.
+    """
+    if answered is None:
+        request = follow_request(run_id, offsets, [seen] if seen else [], WAIT_S)
+        (answered,) = channel.pipeline([request], check=False)
+    if not answered.ok:
+        raise StateUnknown(f"{channel.name}: {answered.header.get('error')}")
+    state, sizes = answered.header.get("state"), answered.header.get("chunks")
+    # Nothing that a host says may lead to a file that was not asked for.
+    if (
+        not isinstance(state, dict)
+        or not isinstance(state.get("state"), str)
+        or not isinstance(sizes, dict)
+        or not set(sizes) <= set(offsets)
+        or not all(isinstance(size, int) and size >= 0 for size in sizes.values())
+        or sum(sizes.values()) != len(answered.payload)
+    ):
+        raise StateUnknown(f"{channel.name}: the answer about run {run_id} makes no sense")
     parts, start = {}, 0
-    for name, size in reply.header["chunks"].items():
-        parts[name] = reply.payload[start : start + size]
+    for name, size in sizes.items():
+        parts[name] = answered.payload[start : start + size]
         start += size
-    return reply.header["state"], parts
+    return state, parts
 
 
 def collect(channel: Channel, run_id: str, case_id: str, paths: RunPaths) -> dict[str, Any] | None:
@@ -170,6 +248,10 @@ def read_file(channel: Channel, run_id: str, name: str) -> bytes | None:
             if error.kind == "missing":
                 return None
             raise
+        if not reply.payload and len(content) < reply.header["size"]:
+            raise StateUnknown(
+                f"{channel.name}: {name} of run {run_id} is shorter than it is said to be"
+            )
         content += reply.payload
         if len(content) >= reply.header["size"]:
             return content
@@ -178,5 +260,8 @@ def read_file(channel: Channel, run_id: str, name: str) -> bytes | None:
 def write_atomic(path: Path, content: bytes) -> None:
     """A file under its final name only when complete."""
     temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(content)
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())  # or a power cut could leave an empty file under the name
     temporary.replace(path)

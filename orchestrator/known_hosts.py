@@ -143,7 +143,8 @@ def look_up(
     """What the entries say of the key that the host of this name showed.
 
     A host that is known by other keys alone counts as changed, whatever their type. `bare_name` is
-    the name without a port: like OpenSSH, a key that is known for it is known for every port.
+    the name without a port: like OpenSSH, a key that is known for it is known for every port that has
+    no line of its own.
     """
     mine = [entry for entry in entries if entry.is_for(name)]
     authorities = tuple(entry for entry in mine if entry.marker == "@cert-authority")
@@ -157,8 +158,12 @@ def look_up(
     plain = tuple(entry for entry in mine if not entry.marker)
     if any(entry.blob == blob for entry in plain):
         return Finding(state="known")
-    if bare_name and any(
-        entry.blob == blob and not entry.marker and entry.is_for(bare_name) for entry in entries
+    if (
+        bare_name
+        and not plain
+        and any(
+            entry.blob == blob and not entry.marker and entry.is_for(bare_name) for entry in entries
+        )
     ):
         return Finding(state="known")
     state: State = "changed" if plain else "unknown"

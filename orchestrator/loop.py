@@ -12,11 +12,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchestrator.channel import RefusedError, Request
+from orchestrator.channel import RefusedError, Reply, Request
 from orchestrator.conclude import conclude, tracking_of
 from orchestrator.config import Resolved
-from orchestrator.errors import Detached, HostUnreachable, InputError, OrchestratorError
-from orchestrator.follow import FOLLOWED, Ended, collect, follow, follow_request, write_atomic
+from orchestrator.errors import (
+    Detached,
+    HostUnreachable,
+    InputError,
+    OrchestratorError,
+    StateUnknown,
+)
+from orchestrator.follow import (
+    FOLLOWED,
+    Ended,
+    Wish,
+    collect,
+    follow,
+    follow_request,
+    noting_interrupts,
+    write_atomic,
+)
 from orchestrator.paths import RunPaths
 from orchestrator.pickup import file_meanwhile, forgo, meanwhile, state_of
 from orchestrator.plan import CASE, Input, loads_of, made_data, placed, request_of
@@ -30,14 +45,22 @@ from orchestrator.preflight import (
     refuse,
 )
 from orchestrator.push import Load, deliver, lay_out, to_send
-from orchestrator.runs import create_folder, new_run_id, open_config, owned, write_json
-from orchestrator.session import Link, Session
+from orchestrator.runs import (
+    new_folder,
+    new_run_id,
+    open_config,
+    owned,
+    record_of,
+    write_json,
+    write_records,
+)
+from orchestrator.session import Link, Session, key_of
 
+UNDER_WAY = ("queued", "starting", "running")
+FIRST_S = 2.0  # how long the answer to a start waits for the job's first output
 BUSY_PAUSE_S = 1.0
 SOON_SENT = 1 << 20  # bytes that need no waiting for
-CHANGED = (
-    "the command ended before the job was started, and {} has changed since; run the experiment again"
-)
+CHANGED = "the command ended before the job started, and {} has changed since; run it again"
 
 
 def run(
@@ -48,28 +71,32 @@ def run(
 ) -> Path:
     """Answer one hypothesis and file it; returns the run's folder on this machine.
 
-    `begun` is told the run's id before anything is started.
-
-    Raises InputError before anything is started; whatever happens later is in the records, and
-    where the host is lost on the way, `resume` goes on from them.
+    `begun` is told the run's id before anything is started. Raises InputError before anything is
+    started; whatever happens later is in the records, and where the host is lost on the way,
+    `resume` goes on from them.
     """
     config = resolved.config
     snapshot = session.snapshot()
     run_id = new_run_id(resolved.experiment or name_of(config["job"]))
-    paths = create_folder(Path(config["results"]), run_id, resolved, snapshot, sweep)
-    session.folders.append(paths.folder)
-    begun(run_id)
-    session.show.heading(config, resolved.experiment, run_id)
+    paths = new_folder(Path(config["results"]), run_id)
+    # Owned before it can be seen: nobody else may take it for one that was left.
+    with owned(paths) as mine:
+        if not mine:
+            raise InputError(f"{paths.folder} is another command's; run it again")
+        write_records(paths, resolved, snapshot, sweep)
+        session.folders.append(paths.folder)
+        begun(run_id)
+        session.show.heading(config, resolved.experiment, run_id)
+        wish = Wish()
 
-    def ending() -> Ended:
-        host = config["host"]
-        session.patiently(host, lambda: meanwhile(session, config))
-        asked = session.patiently(host, lambda: start(session, config, paths))
-        if config["detach"]:
-            raise Detached(f"run {run_id} was started and goes on")
-        return session.patiently(host, lambda: finish(session, config, paths, interrupted=asked))
+        def ending() -> Ended:
+            host = config["host"]
+            session.patiently(host, lambda: meanwhile(session, config))
+            first = session.patiently(host, lambda: start(session, config, paths, wish))
+            if config["detach"]:
+                raise Detached(f"run {run_id} was started and goes on")
+            return finish(session, config, paths, wish, first)
 
-    with owned(paths):
         conclude(session, config, paths, ending)
         file_meanwhile(session, Path(config["results"]))
     return paths.folder
@@ -88,30 +115,30 @@ def resume(session: Session, folder: Path) -> None:
     """
     paths = RunPaths(folder)
     config = open_config(paths)
-    record = json.loads(paths.run.read_bytes())
+    record = record_of(paths)
     session.folders.append(folder)
     session.show.heading(config, record["experiment"], record["run_id"])
+    wish = Wish()
 
-    def begin() -> bool:
+    def begin() -> Reply | None:
         channel = session.link(config["host"]).channel
-        state = state_of(channel, record["run_id"])
+        state = state_of(channel, paths)
         if state["state"] != "never_started" or "ended" in state:  # or it was forgone before
-            return False
+            return None
         try:
             if session.snapshot().digest != record["snapshot"]["digest"]:
                 raise OrchestratorError(CHANGED.format("the code"))
-            return start(session, config, paths)
-        except HostUnreachable:
+            return start(session, config, paths, wish)
+        except (HostUnreachable, StateUnknown):
             raise
         except OrchestratorError:
-            forgo(channel, record["run_id"])
+            forgo(channel, paths)
             raise
 
     def ending() -> Ended:
-        host = config["host"]
-        session.link_again(host)
-        asked = session.patiently(host, begin)
-        return session.patiently(host, lambda: finish(session, config, paths, interrupted=asked))
+        session.link_again(config["host"])
+        first = session.patiently(config["host"], begin)
+        return finish(session, config, paths, wish, first)
 
     with owned(paths) as mine:
         if not mine:
@@ -119,16 +146,19 @@ def resume(session: Session, folder: Path) -> None:
         conclude(session, config, paths, ending)
 
 
-def start(session: Session, config: dict[str, Any], paths: RunPaths) -> bool:
+def start(session: Session, config: dict[str, Any], paths: RunPaths, wish: Wish) -> Reply | None:
     """Look over the host, send what it lacks and start the job, detached; again changes nothing.
 
-    True where Ctrl-C came when all but the start was done: it has yet to be asked what is wanted.
-    Before that, Ctrl-C leaves the run unstarted.
+    Returns what the host said of the run behind the start. Ctrl-C leaves the run unstarted while
+    there is much to send; once the start is on its way it is kept in `wish`, to be talked about.
     """
     run_id = paths.folder.name
     inputs = session.inputs(config)
     link = session.link(config["host"])
+    if paths.request.is_file() and state_of(link.channel, paths)["state"] != "never_started":
+        return None  # it was sent before the connection was lost, and got there
     loads = [Load(kind="snapshots", tree=session.snapshot().tree), *loads_of(inputs)]
+    waiting = False
     while True:
         asked = paths_asked(config, inputs, link.root)
         *laid_out, told = link.channel.pipeline(
@@ -136,6 +166,12 @@ def start(session: Session, config: dict[str, Any], paths: RunPaths) -> bool:
         )
         found = answer_of(link.channel, told)
         sizes = [size_of(put) for put in to_send(loads, laid_out)]
+        if any(answer.header.get("busy") for answer in laid_out):
+            if not waiting:
+                session.show.line("waiting  another command is sending the same content")
+            waiting = True
+            time.sleep(BUSY_PAUSE_S)
+            continue
         look_over(session, config, inputs, found, sum(sizes), link, paths)
         request = request_of(config, placed(inputs, link.root, found.expanded()), link.root)
         payload = json.dumps({"run_id": run_id, **request}, indent=1).encode()
@@ -150,21 +186,19 @@ def start(session: Session, config: dict[str, Any], paths: RunPaths) -> bool:
             "env": config["host"]["env"],
         }
         go = Request(op="start", fields=fields, payload=payload)
-        first = follow_request(run_id, dict.fromkeys(FOLLOWED, 0), seen="starting", wait_s=1.0)
+        first = follow_request(run_id, dict.fromkeys(FOLLOWED, 0), UNDER_WAY, FIRST_S)
         session.store(tracking_of(config), Path(config["results"]))  # opens while the job starts
         try:
-            deliver(link.channel, loads, laid_out, [go, first])
-            return False
+            with noting_interrupts(wish, lambda: sum(sizes) >= SOON_SENT):  # noqa: B023 -- used here
+                _, said = deliver(link.channel, loads, laid_out, [go, first])
+                write_json(paths.started, {"root": link.root, "t": time.time()})
+            return said
         except KeyboardInterrupt:
-            if sum(sizes) < SOON_SENT:
-                return True
-            session.drop(config["host"])
+            session.drop(config["host"])  # what is not sent yet stays here
             raise
         except RefusedError as error:
             if error.kind != "busy":
                 raise
-            session.show.line(f"waiting  {error}", style="dim")
-            time.sleep(BUSY_PAUSE_S)
 
 
 def paths_asked(config: dict[str, Any], inputs: dict[str, Input], root: str) -> list[str]:
@@ -223,14 +257,34 @@ def size_of(put: Request) -> int:
 
 
 def finish(
-    session: Session, config: dict[str, Any], paths: RunPaths, *, interrupted: bool
+    session: Session,
+    config: dict[str, Any],
+    paths: RunPaths,
+    wish: Wish,
+    first: Reply | None = None,
 ) -> Ended:
-    """Follow the job to its end and collect what it left."""
+    """Follow the job to its end and collect what it left; `first` is what was said of it already.
+
+    Raises StateUnknown for whatever is in the way, since the job goes on, and Detached.
+    """
     run_id = paths.folder.name
-    link = session.link(config["host"])
     session.store(tracking_of(config), Path(config["results"]))
-    with session.show.progress() as (on_event, on_interrupt):
-        state = follow(
-            link.channel, run_id, paths.folder, on_event, on_interrupt, interrupted=interrupted
-        )
-    return Ended(state=state, result=collect(link.channel, run_id, CASE, paths))
+    answers = [first]
+
+    def follow_on() -> Ended:
+        link = session.link(config["host"])
+        with session.show.progress() as (on_event, on_interrupt):
+            said = answers.pop() if answers else None
+            state = follow(link.channel, run_id, paths.folder, on_event, on_interrupt, wish, said)
+        return Ended(state=state, result=collect(link.channel, run_id, CASE, paths))
+
+    host = config["host"]
+    try:
+        with noting_interrupts(wish, lambda: key_of(host) in session.lost):
+            return session.patiently(host, follow_on)
+    except KeyboardInterrupt:
+        raise Detached(f"run {run_id} goes on") from None
+    except (HostUnreachable, StateUnknown, Detached):
+        raise
+    except OrchestratorError as error:
+        raise StateUnknown(str(error)) from error

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,12 +9,35 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.channel import Channel
-from orchestrator.errors import HostError, HostUnreachable, InputError, OrchestratorError
-from orchestrator.follow import OVER, follow_request, prove_gone
+from orchestrator.errors import (
+    HostError,
+    HostUnreachable,
+    InputError,
+    OrchestratorError,
+    StateUnknown,
+)
+from orchestrator.follow import OVER, follow_request, poll, prove_gone
 from orchestrator.loop import resume
 from orchestrator.paths import CLONE, RunPaths
-from orchestrator.pickup import file_meanwhile, open_runs, state_of, take_in
-from orchestrator.runs import all_runs, exit_code, find_run, open_config, owned
+from orchestrator.pickup import (
+    file_meanwhile,
+    file_sweep,
+    forgo,
+    not_owned,
+    open_runs,
+    state_of,
+    sweeps_of,
+    take_in,
+)
+from orchestrator.runs import (
+    all_runs,
+    exit_code,
+    find_run,
+    open_config,
+    owned,
+    read_record,
+    record_of,
+)
 from orchestrator.session import Session, key_of
 from orchestrator.show import Show, error_line
 
@@ -99,7 +120,11 @@ def list_runs(session: Session, asked: Asked) -> int:
     lost: dict[str, str] = {}
     for folder in all_runs(asked.results):
         paths = RunPaths(folder)
-        record = json.loads(paths.run.read_bytes())
+        try:
+            record = record_of(paths)
+        except OrchestratorError as error:
+            rows.append({"run_id": folder.name, "host": "", "state": "unknown", "said": str(error)})
+            continue
         if asked.host in (None, record["host"]):
             rows.append({**record, **standing(session, paths, lost)})
     session.show.runs(rows)
@@ -111,11 +136,11 @@ def list_runs(session: Session, asked: Asked) -> int:
 def standing(session: Session, paths: RunPaths, lost: dict[str, str]) -> dict[str, str]:
     """A run's state, and its verdict or what else is to be said."""
     if paths.verdict.is_file():
-        verdict = json.loads(paths.verdict.read_bytes())
-        exit_record = json.loads(paths.exit.read_bytes()) if paths.exit.is_file() else {}
+        verdict = read_record(paths.verdict)
+        ended = read_record(paths.exit) if paths.exit.is_file() else {"state": "not started"}
         word = verdict["verdict"].replace("_", " ")
         filed = "" if paths.filed.is_file() else ", not filed"
-        return {"state": state_in_words(exit_record or {"state": "ended"}), "said": word + filed}
+        return {"state": state_in_words(ended), "said": word + filed}
     try:
         host = open_config(paths)["host"]
     except OrchestratorError as error:
@@ -124,16 +149,22 @@ def standing(session: Session, paths: RunPaths, lost: dict[str, str]) -> dict[st
     if key in lost:
         return {"state": "unreachable", "said": ""}
     try:
-        state = state_of(session.link(host).channel, paths.folder.name)
+        state = state_of(session.link(host).channel, paths)
+    except StateUnknown as error:
+        return {"state": "unknown", "said": str(error)}
     except OrchestratorError as error:
         lost[key] = str(error)
         session.drop(host)
         return {"state": "unreachable", "said": ""}
-    said = {"queued": f"waits for {state.get('waiting_for', 'its start')}"}.get(state["state"], "")
-    return {
-        "state": state_in_words(state),
-        "said": said or ("collect it" if state["state"] in OVER else ""),
-    }
+    with owned(paths) as mine:
+        if not mine:
+            return {"state": state_in_words(state), "said": "another command has it"}
+    said = (
+        f"waits for {state.get('waiting_for', 'its start')}" if state["state"] == "queued" else ""
+    )
+    if state["state"] in OVER:
+        said = "collect it"
+    return {"state": state_in_words(state), "said": said}
 
 
 def state_in_words(state: dict[str, Any]) -> str:
@@ -150,6 +181,9 @@ def attach(session: Session, asked: Asked) -> int:
         raise InputError(f"{folder.name} has ended and was judged; `record` files it again")
     resume(session, folder)
     file_meanwhile(session, folder.parent.parent)
+    for sweep in sweeps_of([folder]):
+        if RunPaths(folder).filed.is_file() and not_owned(sweep):
+            file_sweep(session, sweep)
     return exit_code(session.folders, failed=session.failed)
 
 
@@ -158,14 +192,25 @@ def logs(session: Session, asked: Asked) -> int:
     folder = find_run(asked.names[0], asked.results)
     paths = RunPaths(folder)
     if paths.verdict.is_file():
-        with paths.log.open("rb") as file:
-            while part := file.read(BLOCK):
-                emit(part)
+        emit_file(paths.log)
         return 0
-    channel = session.link(open_config(paths)["host"]).channel
+    try:
+        channel = session.link(open_config(paths)["host"]).channel
+        state_of(channel, paths)
+    except HostError as error:
+        error_line(f"{error}; this is what had come before")
+        emit_file(paths.log)
+        return 1
     for part in log_of(channel, folder.name, follow=asked.follow):
         emit(part)
     return 0
+
+
+def emit_file(path: Path) -> None:
+    """A log on this machine to stdout."""
+    with path.open("rb") as file:
+        while part := file.read(BLOCK):
+            emit(part)
 
 
 def log_of(channel: Channel, run_id: str, *, follow: bool) -> Iterator[bytes]:
@@ -173,11 +218,13 @@ def log_of(channel: Channel, run_id: str, *, follow: bool) -> Iterator[bytes]:
     offset, seen = 0, ""
     while True:
         wait_s = WAIT_S if follow and seen else 0.0
-        (reply,) = channel.pipeline([follow_request(run_id, {"log": offset}, seen, wait_s)])
-        seen = reply.header["state"]["state"]
-        offset += len(reply.payload)
-        yield reply.payload
-        if not reply.payload and (not follow or seen in OVER):
+        request = follow_request(run_id, {"log": offset}, [seen] if seen else [], wait_s)
+        (reply,) = channel.pipeline([request], check=False)
+        state, parts = poll(channel, run_id, {"log": offset}, seen, reply)
+        seen, part = state["state"], parts.get("log", b"")
+        offset += len(part)
+        yield part
+        if not part and (not follow or seen in OVER):
             return
 
 
@@ -188,38 +235,48 @@ def emit(part: bytes) -> None:
 
 
 def cancel(session: Session, asked: Asked) -> int:
-    """End runs, and see that nothing of them is left."""
+    """End runs, and see that nothing of them is left; one that cannot be ended keeps no other."""
     failed = False
     for folder in [find_run(name, asked.results) for name in asked.names]:
         paths = RunPaths(folder)
-        config = open_config(paths)
-        channel = session.link(config["host"]).channel
-        state = end(channel, folder.name)
-        session.show.line(f"{folder.name}  {state_in_words(state)}; no process of it is left")
-        with owned(paths) as mine:
-            if mine and not paths.verdict.is_file():
-                take_in(session, channel, config, paths)
-        failed |= state["state"] not in OVER
+        try:
+            config = open_config(paths)
+            channel = session.link_again(config["host"]).channel
+            state = end(channel, paths)
+            session.show.line(
+                f"{folder.name}  {state_in_words(state)}; no process of it is left on {channel.name}"
+            )
+            with owned(paths) as mine:
+                if mine and not paths.verdict.is_file():
+                    take_in(session, channel, config, paths)
+        except OrchestratorError as error:
+            failed = True
+            error_line(f"{folder.name}: {error}")
     file_meanwhile(session, asked.results)
     return 1 if failed else 0
 
 
-def end(channel: Channel, run_id: str) -> dict[str, Any]:
-    """Ask a run to end, insist, and prove it; its final state. Raises HostError where it goes on."""
-    state = state_of(channel, run_id)
+def end(channel: Channel, paths: RunPaths) -> dict[str, Any]:
+    """Ask a run to end, insist, and prove it; its final state. Raises HostError where it goes on.
+
+    A run that another command is about to start is forgone: its start will come too late.
+    """
+    run_id = paths.folder.name
+    state = state_of(channel, paths)
     if state["state"] == "never_started":
-        return state
+        state = forgo(channel, paths)
     if state["state"] not in OVER:
         channel.request("signal", run_id=run_id, signal="TERM")
         waited = 0.0
         while state["state"] not in OVER and waited < GRACE_S:
-            request = follow_request(run_id, {}, state["state"], WAIT_S)
+            request = follow_request(run_id, {}, [state["state"]], WAIT_S)
             state = channel.pipeline([request])[0].header["state"]
             waited += WAIT_S
     if state["state"] not in OVER:
         channel.request("signal", run_id=run_id, signal="KILL")
-        state = state_of(channel, run_id)
-    prove_gone(channel, run_id)
+        state = state_of(channel, paths)
+    if state["state"] != "never_started":
+        prove_gone(channel, run_id)
     if state["state"] not in OVER:
         raise HostError(f"{channel.name}: {run_id} is still {state['state']} after SIGKILL")
     return state
@@ -261,6 +318,5 @@ def collect(session: Session, asked: Asked) -> int:
     brought = [paths.folder for paths in folders if paths.verdict.is_file()]
     unfiled = any(not RunPaths(folder).filed.is_file() for folder in brought)
     if not folders:
-        with contextlib.suppress(BrokenPipeError):
-            session.show.line("every run has ended and was judged")
+        session.show.line("every run has ended and was judged")
     return 1 if failed or unfiled else 0

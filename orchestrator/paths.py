@@ -48,6 +48,10 @@ class RunPaths:
         return self.folder / "environment.json"
 
     @property
+    def started(self) -> Path:
+        return self.folder / "started.json"
+
+    @property
     def gpus(self) -> Path:
         return self.folder / "gpus.json"
 

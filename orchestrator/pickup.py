@@ -6,21 +6,45 @@ them with its own run. What still runs is named and left alone.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from orchestrator.channel import Channel, RefusedError
+from orchestrator.channel import Channel
 from orchestrator.conclude import file_run, judged, tracking_of
-from orchestrator.errors import HostUnreachable, OrchestratorError, TrackingError
-from orchestrator.follow import OVER, Ended, collect, follow, follow_request
+from orchestrator.errors import (
+    Detached,
+    HostUnreachable,
+    OrchestratorError,
+    StateUnknown,
+    TrackingError,
+)
+from orchestrator.filing import FolderError
+from orchestrator.follow import (
+    OVER,
+    Ended,
+    Wish,
+    collect,
+    follow,
+    follow_request,
+    poll,
+    size_of,
+)
 from orchestrator.paths import RunPaths, runs_folder, sweeps_folder
 from orchestrator.plan import CASE
-from orchestrator.runs import all_runs, config_of, open_config, owned, reference, write_json
+from orchestrator.runs import (
+    all_runs,
+    config_of,
+    open_config,
+    owned,
+    read_record,
+    record_of,
+    reference,
+    write_json,
+)
 from orchestrator.session import Session, key_of
+from orchestrator.tracking import Tracking
 
 
 def meanwhile(session: Session, config: dict[str, Any]) -> None:
@@ -61,11 +85,14 @@ def open_runs(results: Path) -> Iterator[RunPaths]:
 def take_in(
     session: Session, channel: Channel, config: dict[str, Any], paths: RunPaths
 ) -> dict[str, Any]:
-    """Collect and judge a run that has ended, or say that it goes on; its state."""
+    """Collect and judge a run that has ended, or say that it goes on; its state.
+
+    Raises StateUnknown where the host does not know what became of it.
+    """
     run_id = paths.folder.name
-    state = state_of(channel, run_id)
+    state = state_of(channel, paths)
     if state["state"] == "never_started":
-        state = forgo(channel, run_id)
+        state = forgo(channel, paths)
     if state["state"] not in OVER:
         session.show.line(
             f"meanwhile  {run_id} is {state['state']}; follow it with: python -m orchestrator attach "
@@ -74,7 +101,10 @@ def take_in(
         return state
     result = None
     if state["state"] != "never_started":
-        follow(channel, run_id, paths.folder, lambda _: None, lambda: "detach")
+        try:
+            follow(channel, run_id, paths.folder, lambda _: None, lambda: "detach", Wish())
+        except Detached:
+            raise KeyboardInterrupt from None  # it was not meant for this run
         result = collect(channel, run_id, CASE, paths)
     verdict = judged(config, Ended(state=state, result=result), paths)
     write_json(paths.verdict, verdict.plain())
@@ -83,33 +113,63 @@ def take_in(
     return state
 
 
-def state_of(channel: Channel, run_id: str) -> dict[str, Any]:
-    """The run's state on its host; never_started where the host knows no such run."""
+def state_of(channel: Channel, paths: RunPaths) -> dict[str, Any]:
+    """The run's state on its host; never_started where the host knows no such run.
+
+    Raises StateUnknown where the host knows none although it was started there.
+    """
+    run_id = paths.folder.name
     (reply,) = channel.pipeline([follow_request(run_id, {})], check=False)
-    if reply.ok:
-        return dict(reply.header["state"])
-    if reply.header.get("kind") == "missing":
-        return {"state": "never_started"}
-    raise RefusedError(f"{channel.name}: {reply.header.get('error')}", reply.header)
+    if reply.ok or reply.header.get("kind") != "missing":
+        return poll(channel, run_id, {}, "", reply)[0]
+    if was_started(paths):
+        raise StateUnknown(
+            f"{channel.name}: {reply.header.get('error')}, although it was started there; is host.work "
+            f"mounted, and is it the same machine? If the run is gone for good, remove {paths.folder}"
+        )
+    return {"state": "never_started"}
 
 
-def forgo(channel: Channel, run_id: str) -> dict[str, Any]:
+def was_started(paths: RunPaths) -> bool:
+    """Whether this machine has seen anything of the run on its host."""
+    return paths.started.is_file() or any(map(size_of, (paths.log, paths.events)))
+
+
+def forgo(channel: Channel, paths: RunPaths) -> dict[str, Any]:
     """See to it that what a dead command sent does not start its run later; the run's state."""
-    return dict(channel.request("forgo", run_id=run_id).header["state"])
+    return dict(channel.request("forgo", run_id=paths.folder.name).header["state"])
 
 
 def file_meanwhile(session: Session, results: Path) -> None:
-    """File what was judged meanwhile, and what an earlier command judged and did not get to file."""
+    """File what was judged meanwhile, and what an earlier command judged and did not get to file.
+
+    A store that is down, or a run that cannot be filed, leaves the others alone.
+    """
     folders = {*session.unfiled, *(f for f in all_runs(results) if needs_filing(RunPaths(f)))}
     session.unfiled.clear()
+    down: set[Tracking] = set()
+    filed = []
     for folder in sorted(folders):
         paths = RunPaths(folder)
         with owned(paths) as mine:
-            if mine and needs_filing(paths):
-                file_run(session, tracking_of(config_of(paths)), results, paths)
-                if not paths.filed.is_file():
-                    return  # the store is not to be had now; nothing is lost
-    settle_sweeps(session, results)
+            if not mine or not needs_filing(paths):
+                continue
+            try:
+                tracking = tracking_of(config_of(paths))
+            except OrchestratorError as error:
+                session.show.line(f"not filed  {error}", style="red")
+                continue
+            if tracking in down:
+                continue
+            failure = file_run(session, tracking, results, paths)
+            if failure is None:
+                filed.append(folder)
+            elif not isinstance(failure, FolderError):
+                down.add(tracking)
+    settled = settle_sweeps(session, results)
+    for sweep in sweeps_of(filed):
+        if sweep not in settled and not_owned(sweep):
+            file_sweep(session, sweep)
 
 
 def needs_filing(paths: RunPaths) -> bool:
@@ -117,30 +177,42 @@ def needs_filing(paths: RunPaths) -> bool:
     return paths.verdict.is_file() and not paths.filed.is_file()
 
 
-def settle_sweeps(session: Session, results: Path) -> None:
-    """Close the sweeps whose command died, so that their parents do not stay open in MLflow."""
+def settle_sweeps(session: Session, results: Path) -> list[Path]:
+    """Close the sweeps whose command is gone and whose runs are all judged; their folders.
+
+    Else their parents would stay open in MLflow.
+    """
+    settled = []
     for folder in sorted(sweeps_folder(results).glob("*")):
         path = folder / "sweep.json"
-        if not path.is_file() or json.loads(path.read_bytes())["ended"] is not None:
-            continue
-        with owned_sweep(folder) as mine:
-            record = json.loads(path.read_bytes())
-            if mine and record["ended"] is None and record["runs"]:
-                write_json(path, {**record, "ended": time.time()})
-                file_sweep(session, folder)
+        try:
+            if not path.is_file() or read_record(path).get("ended") is not None:
+                continue
+            with owned(RunPaths(folder)) as mine:
+                record = read_record(path)
+                runs = [RunPaths(runs_folder(results) / run) for run in record["runs"]]
+                judged_all = all(p.verdict.is_file() for p in runs if p.run.is_file())
+                if mine and record["ended"] is None and runs and judged_all:
+                    write_json(path, {**record, "ended": time.time()})
+                    file_sweep(session, folder)
+                    settled.append(folder)
+        except OrchestratorError as error:
+            session.show.line(f"sweep {folder.name} cannot be closed: {error}", style="yellow")
+    return settled
 
 
-def owned_sweep(folder: Path) -> AbstractContextManager[bool]:
-    """As `owned`, for a sweep."""
-    return owned(RunPaths(folder))
+def not_owned(sweep: Path) -> bool:
+    """Whether no living command is at this sweep."""
+    with owned(RunPaths(sweep)) as mine:
+        return mine
 
 
 def sweeps_of(folders: Iterable[Path]) -> list[Path]:
     """The folders of the sweeps that these runs belong to, beside the runs' own."""
     found = set()
     for folder in folders:
-        sweep = json.loads(RunPaths(folder).run.read_bytes()).get("sweep")
-        if sweep:
+        sweep = record_of(RunPaths(folder)).get("sweep")
+        if sweep and (sweeps_folder(folder.parent.parent) / sweep / "sweep.json").is_file():
             found.add(sweeps_folder(folder.parent.parent) / sweep)
     return sorted(found)
 
@@ -150,7 +222,7 @@ def file_sweep(session: Session, folder: Path) -> None:
     from orchestrator.record import fill_sweep
 
     results = folder.parent.parent
-    first = json.loads((folder / "sweep.json").read_bytes())["runs"][0]
+    first = read_record(folder / "sweep.json")["runs"][0]
     tracking = tracking_of(config_of(RunPaths(runs_folder(results) / first)))
     try:
         filed = fill_sweep(session.store(tracking, results).result(), folder, runs_folder(results))

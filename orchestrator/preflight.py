@@ -112,7 +112,7 @@ def check_packages(config: Mapping[str, Any], found: Found, made: bool) -> Itera
                 f"{name} is not installed for {found.environment['executable']}; install it there or "
                 "set host.python"
             )
-        elif name == "torch" and numbers(str(version)) < OLDEST_TORCH:
+        elif name == "torch" and () < numbers(str(version)) < OLDEST_TORCH:
             said, ok = f"torch {version} is older than 2.6; update it", False
         yield Check(what=name, ok=ok, said=said)
 
@@ -129,8 +129,8 @@ def check_gpus(config: Mapping[str, Any], found: Found) -> Iterator[Check]:
         yield Check(what="cuda", ok=False, said=said)
         return
     if isinstance(found.gpus, Mapping):
-        # Without nvidia-smi a driver may still be there (ROCm, a container): torch will tell.
-        ok = wanted is None and (device == "auto" or bool(torch.get("hip")))
+        # Without nvidia-smi a GPU may still be there (ROCm, a container): torch will tell.
+        ok = wanted is None and (device == "auto" or bool(found.gpus.get("missing")))
         said = f"{found.gpus['error']}; mend the driver or set job.device=cpu"
         yield Check(what="gpus", ok=ok, said=said)
         return
@@ -180,8 +180,10 @@ def check_room(
     if not made and "prompts" in inputs:
         loaded.append(inputs["target"])
     there = [found.paths[given.path] for given in loaded if given.tree is None]
-    weights = sum(path["bytes"] or 0 for path in there)
+    weights = sum(path["weights"] or 0 for path in there)
     free = found.memory["available"]
+    if not free:  # it could not be read
+        return
     said = f"{gib(free)} of memory available"
     advice = (
         f", but the weights to load are {gib(weights)}; set job.device=cuda or use a larger host"
@@ -202,12 +204,17 @@ def last_environment(
     """The last run on a host before `this` one, and the environment it ran in."""
     for folder in sorted(runs.glob("*"), reverse=True):
         paths = RunPaths(folder)
-        if folder.name == this or not paths.preflight.is_file() or not paths.run.is_file():
+        if folder.name == this:
             continue
-        if json.loads(paths.run.read_bytes())["host"] == host:
-            environment = json.loads(paths.preflight.read_bytes()).get("environment")
-            if environment:
-                return folder.name, environment
+        try:
+            run, before = (
+                json.loads(paths.run.read_bytes()),
+                json.loads(paths.preflight.read_bytes()),
+            )
+            if run["host"] == host and before["environment"]:
+                return folder.name, before["environment"]
+        except (OSError, ValueError, TypeError, KeyError):
+            continue  # not looked over, or damaged: an older one will do to compare with
     return None, None
 
 

@@ -29,38 +29,50 @@ from orchestrator.snapshot import Snapshot
 BAD_INPUT = ("BadInput", "InputError")  # raised on the host, and here
 
 
-def create_folder(
-    results: Path, run_id: str, resolved: Resolved, snapshot: Snapshot, sweep: str | None
-) -> RunPaths:
-    """The run's folder with all that is known before it starts."""
+def new_folder(results: Path, run_id: str) -> RunPaths:
+    """The folder of a new run, empty."""
     paths = RunPaths(runs_folder(results) / run_id)
     try:
         paths.folder.mkdir(parents=True)
-        paths.config.write_text(resolved.yaml, encoding="utf-8")
+        paths.owner.touch()
+    except OSError as error:
+        raise no_room(paths, error) from error
+    return paths
+
+
+def write_records(
+    paths: RunPaths, resolved: Resolved, snapshot: Snapshot, sweep: str | None
+) -> None:
+    """All that is known of a run before it starts; with run.json, the last, it can be seen."""
+    record = {
+        "run_id": paths.folder.name,
+        "case_id": CASE,
+        "experiment": resolved.experiment,
+        "claim": resolved.config["claim"],
+        "predict": resolved.config["predict"],
+        "strict": resolved.config["strict"],
+        "detach": resolved.config["detach"],
+        "job": resolved.config["job"]["name"],
+        "host": resolved.config["host"]["name"],
+        "snapshot": {"digest": snapshot.digest, "commit": snapshot.commit},
+        "overrides": list(resolved.overrides),
+        "sweep": sweep,
+        "created": time.time(),
+    }
+    try:
+        write_atomic(paths.config, resolved.yaml.encode())
         paths.snapshot_diff.write_text(snapshot.diff, encoding="utf-8")
         paths.log.touch()
-        record = {
-            "run_id": run_id,
-            "case_id": CASE,
-            "experiment": resolved.experiment,
-            "claim": resolved.config["claim"],
-            "predict": resolved.config["predict"],
-            "strict": resolved.config["strict"],
-            "detach": resolved.config["detach"],
-            "job": resolved.config["job"]["name"],
-            "host": resolved.config["host"]["name"],
-            "snapshot": {"digest": snapshot.digest, "commit": snapshot.commit},
-            "overrides": list(resolved.overrides),
-            "sweep": sweep,
-            "created": time.time(),
-        }
         write_json(paths.run, record)
     except OSError as error:
-        raise InputError(
-            f"{paths.folder} cannot be written ({error.strerror}); set results=FOLDER to a place "
-            "with room"
-        ) from error
-    return paths
+        raise no_room(paths, error) from error
+
+
+def no_room(paths: RunPaths, error: OSError) -> InputError:
+    """What to say where a run's folder cannot be written."""
+    return InputError(
+        f"{paths.folder} cannot be written ({error.strerror}); set results=FOLDER to a place with room"
+    )
 
 
 def reference(folder: Path) -> str:
@@ -99,6 +111,25 @@ def find_run(name: str, results: Path) -> Path:
 def all_runs(results: Path) -> list[Path]:
     """The folders of all runs on this machine, oldest first."""
     return sorted(p for p in runs_folder(results).glob("*") if RunPaths(p).run.is_file())
+
+
+def record_of(paths: RunPaths) -> dict[str, Any]:
+    """A run's run.json. Raises OrchestratorError where it cannot be read."""
+    return read_record(paths.run)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A JSON object of a run's or a sweep's folder. Raises OrchestratorError where there is none."""
+    try:
+        record = json.loads(path.read_bytes())
+        if isinstance(record, dict):
+            return record
+        problem = "it is no JSON object"
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    raise OrchestratorError(
+        f"{path} cannot be read ({problem}); if the run is of no use any more, remove its folder"
+    )
 
 
 def config_of(paths: RunPaths) -> dict[str, Any]:
@@ -182,7 +213,9 @@ def last_line(path: Path) -> str:
     """The last line of a log that is not empty."""
     if not path.is_file():
         return ""
-    lines = path.read_bytes()[-4096:].decode("utf-8", "replace").strip().splitlines()
+    with path.open("rb") as log:
+        log.seek(max(0, path.stat().st_size - 4096))
+        lines = log.read().decode("utf-8", "replace").strip().splitlines()
     return lines[-1][:300] if lines else ""
 
 
@@ -216,7 +249,7 @@ def exit_code(folders: list[Path], failed: bool = False) -> int:
 def code_of(paths: RunPaths) -> int:
     """The exit code of one run, from its records."""
     if not paths.verdict.is_file():
-        return 0 if json.loads(paths.run.read_bytes()).get("detach") else 1
+        return 0 if record_of(paths).get("detach") else 1
     verdict = json.loads(paths.verdict.read_bytes())["verdict"]
     if verdict == "not_answered":
         result = json.loads(paths.result.read_bytes()) if paths.result.is_file() else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LONGEST_PAUSE_S = 8.0
+MOST_LOSSES = 100  # a connection that always breaks is no connection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,7 @@ class Session:
         self.cancelled = False  # the last run was cancelled, so a sweep stops
         self.unfiled: list[Path] = []  # runs of earlier commands that were judged meanwhile
         self.asked: set[str] = set()  # hosts that were asked for such runs
+        self.lost: set[str] = set()  # hosts that are being tried again
         self._links: dict[str, Link] = {}
         self._snapshot: Snapshot | None = None
         self._inputs: dict[str, dict[str, Input]] = {}
@@ -71,7 +74,7 @@ class Session:
         """The code as it is now, looked over; taken once a command, so that a sweep tests one thing."""
         if self._snapshot is None:
             snapshot = take_snapshot(CLONE)
-            check_code(CLONE / name for name in snapshot.tree.files)
+            check_code((CLONE / name for name in snapshot.tree.files), own=True)
             self._snapshot = snapshot
         return self._snapshot
 
@@ -124,15 +127,16 @@ class Session:
 
         `action` must be such that doing it again goes on where it was. A host that could not be
         reached in the first place is not tried again. Raises HostUnreachable when the host has not
-        answered for its `patience_s`.
+        answered for its `patience_s`, or was lost MOST_LOSSES times.
         """
         lost_at = None
         pause = 0.5
         self.link(host)
-        while True:
+        for losses in itertools.count(1):
             try:
                 if lost_at is not None:
                     self.link_again(host)
+                    self.lost.discard(key_of(host))
                 return action()
             except HostUnreachable as error:
                 now = time.monotonic()
@@ -141,11 +145,13 @@ class Session:
                     lost_at, pause = now, 0.5  # it had been reached again, and stayed
                 self.drop(host)
                 left = lost_at + host["patience_s"] - now
-                if host["alias"] is None or left <= 0:
+                if host["alias"] is None or left <= 0 or losses >= MOST_LOSSES:
                     raise
+                self.lost.add(key_of(host))
                 self.show.line(f"lost     {error}; trying again for {left:.0f} s", style="yellow")
                 time.sleep(min(pause, left))
                 pause = min(2 * pause, LONGEST_PAUSE_S)
+        raise AssertionError("unreachable")
 
     def store(self, tracking: Tracking, results: Path) -> Future[Store]:
         """The tracking store; the first call starts to open it, beside whatever else goes on."""

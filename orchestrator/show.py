@@ -6,7 +6,10 @@ Answers go to stdout, errors to stderr. Without a terminal there are plain lines
 from __future__ import annotations
 
 import os
+import select
+import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +33,7 @@ COLOURS = {
     "inconclusive": "yellow",
     "measured": "cyan",
     "not_answered": "red",
+    "started": "cyan",
 }
 LABELS = {
     "accuracy": "accuracy (step 0)",
@@ -60,7 +64,7 @@ class Show:
 
     def line(self, text: str, style: str | None = None) -> None:
         """One line of plain text."""
-        self.console.print(escape(text), style=style)
+        self.console.print(escape(printable(text)), style=style)
 
     def heading(self, config: Mapping[str, Any], experiment: str | None, run_id: str) -> None:
         """What is being tested, on which host."""
@@ -93,7 +97,9 @@ class Show:
     def meanwhile(self, run_id: str, verdict: Mapping[str, Any]) -> None:
         """What became of a run that nobody followed to its end."""
         word = verdict["verdict"]
-        said = f"[{COLOURS[word]}]{word.replace('_', ' ')}[/]  {escape(verdict['reason'])}"
+        said = (
+            f"[{COLOURS[word]}]{word.replace('_', ' ')}[/]  {escape(printable(verdict['reason']))}"
+        )
         self.console.print(f"meanwhile  {escape(run_id)} has ended: {said}")
 
     def ask_interrupt(self) -> str:
@@ -103,18 +109,17 @@ class Show:
         """
         if not (self.console.is_terminal and sys.stdin.isatty()):
             return "cancel"
-        try:
+        with second_interrupt() as came:
             while True:
-                said = self.console.input(
-                    "\nDetach and leave the run going, or cancel it? \\[d/c] "
+                self.console.print(
+                    "\nDetach and leave the run going, or cancel it? \\[d/c] ", end=""
                 )
-                word = said.strip().lower()
-                if word and "detach".startswith(word):
+                ready, _, _ = select.select([sys.stdin, came], [], [])
+                word = sys.stdin.readline().lower() if came not in ready else ""
+                if not word or "detach".startswith(word.strip() or "?"):
                     return "detach"
-                if word and "cancel".startswith(word):
+                if "cancel".startswith(word.strip() or "?"):
                     return "cancel"
-        except (KeyboardInterrupt, EOFError):
-            return "detach"
 
     @contextmanager
     def progress(self) -> Iterator[tuple[OnEvent, OnInterrupt]]:
@@ -183,12 +188,12 @@ class Show:
                 self.line(f"truth    {truth}", style="dim")
         word = verdict["verdict"]
         self.console.print(
-            f"[bold {COLOURS[word]}]{word.replace('_', ' ')}[/]  {escape(verdict['reason'])}"
+            f"[bold {COLOURS[word]}]{word.replace('_', ' ')}[/]  {escape(printable(verdict['reason']))}"
         )
 
     def not_answered(self, reason: str, folder: Path) -> None:
         """A run that gave no answer: why, and where its log is."""
-        self.console.print(f"[bold red]not answered[/]  {escape(reason)}")
+        self.console.print(f"[bold red]not answered[/]  {escape(printable(reason))}")
         self.line(f"log      {folder / 'log'}", style="dim")
 
     def filed(self, where: str) -> None:
@@ -208,10 +213,10 @@ class Show:
 
     def sweep(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """One line a run of a sweep."""
-        answered = sum(row["verdict"] != "not_answered" for row in rows)
-        self.console.rule(
-            f"[bold]{answered} answered, {len(rows) - answered} not answered", align="left"
-        )
+        counts = Counter(row["verdict"] for row in rows)
+        missing, started = counts["not_answered"], counts["started"]
+        title = f"[bold]{len(rows) - missing - started} answered, {missing} not answered"
+        self.console.rule(title + (f", {started} started" if started else ""), align="left")
         columns = ("experiment", "wiring", "accuracy", "accept length", "verdict")
         table = Table(*columns, box=None, pad_edge=False)
         for row in rows:
@@ -221,6 +226,11 @@ class Show:
                 *cells, f"[{COLOURS[row['verdict']]}]{row['verdict'].replace('_', ' ')}[/]"
             )
         self.console.print(table)
+
+
+def printable(text: str) -> str:
+    """Without what would move a terminal's cursor or colour it: some of it comes from hosts."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 def figure(metric: Mapping[str, Any], part: str) -> str:
@@ -239,6 +249,19 @@ def environment_in_words(environment: Mapping[str, Any]) -> str:
     parts += [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
     parts.append(f"Linux {environment['kernel']}")
     return f"{environment['hostname']}: {', '.join(parts)}"
+
+
+@contextmanager
+def second_interrupt() -> Iterator[int]:
+    """Within the block Ctrl-C raises nothing, but makes this file descriptor readable."""
+    came, comes = os.pipe()
+    before = signal.signal(signal.SIGINT, lambda *_: os.write(comes, b"x"))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
+        os.close(comes)
+        os.close(came)
 
 
 def wiring_in_words(wiring: Mapping[str, Any]) -> str:
@@ -265,5 +288,5 @@ def wiring_in_short(wiring: Mapping[str, Any]) -> str:
 def error_line(message: str) -> None:
     """One sentence on stderr."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(
-        f"[bold red]error:[/] {escape(message)}"
+        f"[bold red]error:[/] {escape(printable(message))}"
     )

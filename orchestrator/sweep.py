@@ -62,8 +62,9 @@ def run_points(session: Session, points: Sequence[Resolved], stack: ExitStack) -
                 session.failed = True
                 session.show.line(f"cancelled: {len(points) - number} runs were not started")
                 break
-        record["ended"] = time.time()
-        write_json(folder / "sweep.json", record)
+        if all(RunPaths(path).verdict.is_file() for path in session.folders):
+            record["ended"] = time.time()  # else whoever takes up the last one closes the sweep
+            write_json(folder / "sweep.json", record)
     except OSError as error:
         raise OrchestratorError(
             f"{error.filename or folder} cannot be written ({error.strerror}); make room or set "
@@ -84,11 +85,12 @@ def row(paths: RunPaths) -> dict[str, Any]:
     """A run as one line of the sweep's table."""
     request = json.loads(paths.request.read_bytes()) if paths.request.is_file() else {}
     result = json.loads(paths.result.read_bytes()) if paths.result.is_file() else {}
-    verdict = "not_answered"
+    run = json.loads(paths.run.read_bytes())
+    verdict = "started" if run["detach"] else "not_answered"
     if paths.verdict.is_file():
         verdict = json.loads(paths.verdict.read_bytes())["verdict"]
     wiring = (request.get("cases") or [{}])[0].get("wiring")
-    name = json.loads(paths.run.read_bytes())["experiment"] or ""
+    name = run["experiment"] or ""
 
     def figure(metric: str) -> str:
         found = (result.get("metrics") or {}).get(metric)

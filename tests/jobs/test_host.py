@@ -384,7 +384,7 @@ def test_follow_brings_bytes_once_and_waits_for_more(
     while seen != "finished":
         assert time.monotonic() < deadline
         reply = channel.request(
-            "follow", run_id="run-1", offsets=offsets, seen=seen, wait_s=10, limit=16
+            "follow", run_id="run-1", offsets=offsets, seen=[seen] if seen else [], wait_s=10, limit=16
         )
         rest = reply.payload
         for name, size in reply.header["chunks"].items():
@@ -407,7 +407,7 @@ def test_follow_gives_way_to_the_next_request(
     channel.pipeline([start({"do": "gate"})])
     eventually(lambda: state_of(channel)["state"] == "running")
     # Would take a minute if the second request had to wait for the first.
-    waiting = Request(op="follow", fields={"run_id": "run-1", "wait_s": 60, "seen": "running"})
+    waiting = Request(op="follow", fields={"run_id": "run-1", "wait_s": 60, "seen": ["running"]})
     begun = time.monotonic()
     _, cancelled = channel.pipeline(
         [waiting, Request(op="signal", fields={"run_id": "run-1", "signal": "TERM"})]

@@ -146,7 +146,7 @@ def test_ctrl_c_in_a_waiting_request_leaves_the_channel_usable(
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        channel.request("follow", run_id="run-1", wait_s=60, seen="queued")
+        channel.request("follow", run_id="run-1", wait_s=60, seen=["queued"])
     timer.join()
     # The abandoned reply is read and dropped, and the host does not sit out its minute.
     assert channel.request("follow", run_id="run-1").header["state"]["state"] == "queued"
@@ -157,7 +157,7 @@ def test_leaving_does_not_wait_for_a_follow(tmp_path: Path) -> None:
     (tmp_path / "runs/run-1").mkdir(parents=True)
     with open_local(tmp_path, sys.executable) as channel:
         pid = channel.hello()["pid"]
-        fields = {"run_id": "run-1", "wait_s": 60, "seen": "queued"}
+        fields = {"run_id": "run-1", "wait_s": 60, "seen": ["queued"]}
         waiting = threading.Thread(
             target=channel.pipeline, args=([Request(op="follow", fields=fields)],)
         )

@@ -30,15 +30,16 @@ FLAWS = {
         "import time\nfor time in range(3):\n    pass\nprint(time)\n",
         r"code\.py:2: Import `time` .* shadowed",
     ),
-    "a function defined twice": (
-        "def score():\n    return 1\ndef score():\n    return 2\n",
-        r"code\.py:3: Redefinition of unused `score`",
-    ),
     "no Python": ("def score(:\n    pass\n", r"code\.py:1: "),
     "return outside of a function": ("return 3\n", r"code\.py:1: .*outside of a function"),
-    "syntax of a later Python": (
-        "def f[T](x: T) -> T:\n    return x\n",
-        r"code\.py:1: .*Python 3\.10",
+}
+SOUND = {
+    "an import that is said twice": "import torch\nimport torch\nprint(torch)\n",
+    "a shape in an annotation": "def f(x: 'Float[Tensor, \"b t\"]'): # noqa: F821\n    return x\n",
+    "syntax of a later Python": "def f[T](x: T) -> T:\n    return x\n",
+    "a strange strip": "print('x'.strip('aab'))\n",
+    "a parameter named as an import": (
+        "import time\n\n\ndef f(time):\n    return time\n\n\ntime.sleep(0)\n"
     ),
 }
 
@@ -51,6 +52,22 @@ def test_a_flaw_is_named_with_its_place(tmp_path: Path, flaw: str) -> None:
     with pytest.raises(InputError, match=words) as caught:
         check_code([code])
     assert "it was not sent" in str(caught.value)
+
+
+@pytest.mark.parametrize("what", SOUND)
+def test_what_runs_is_sent(tmp_path: Path, what: str) -> None:
+    (tmp_path / "code.py").write_text(SOUND[what])
+    check_code([tmp_path / "code.py"])
+
+
+def test_our_own_code_is_held_to_more(tmp_path: Path) -> None:
+    code = tmp_path / "code.py"
+    code.write_text("def score():\n    return 1\ndef score():\n    return 2\n")
+    with pytest.raises(InputError, match=r"code\.py:3: Redefinition of unused `score`"):
+        check_code([code], own=True)
+    code.write_text("def f[T](x: T) -> T:\n    return x\n")
+    with pytest.raises(InputError, match=r"code\.py:1: .*Python 3\.10"):
+        check_code([code], own=True)
 
 
 def test_sound_code_passes_whatever_its_folder_is_called(tmp_path: Path) -> None:
@@ -74,4 +91,4 @@ def test_many_flaws_are_counted(tmp_path: Path) -> None:
 
 
 def test_what_is_shipped_passes() -> None:
-    check_code(CLONE / name for name in take_snapshot(CLONE).tree.files)
+    check_code((CLONE / name for name in take_snapshot(CLONE).tree.files), own=True)

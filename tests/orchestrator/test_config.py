@@ -11,7 +11,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from orchestrator.config import Resolved, resolve, type_problem
+from orchestrator.config import Resolved, check_host, resolve, type_problem
 from orchestrator.errors import InputError
 from orchestrator.explain import explain
 from orchestrator.judge import parse_predictions
@@ -204,3 +204,33 @@ def test_a_resolver_that_counts_is_asked_once() -> None:
 )
 def test_raw_types(value: object, kind: object, fine: bool) -> None:
     assert (type_problem(value, kind) is None) is fine
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("HF_TOKEN", "x", True),
+        ("OPENAI_KEY", "x", True),
+        ("PGPASS", "x", True),
+        ("DB_PWD", "x", True),
+        ("HTTPS_PROXY", "http://me:pw@proxy:8080", True),
+        ("ANY", "hf_abcdefghijklmnop", True),
+        ("HTTPS_PROXY", "http://proxy:8080", False),
+        ("VLLM_ALLOW_LONG_MAX_TOKEN_LEN", "1", False),
+        ("KEYBOARD", "us", False),
+        ("TOKENIZERS_PARALLELISM", "false", False),
+    ],
+)
+def test_what_looks_like_a_secret_is_not_filed(name: str, value: str, secret: bool) -> None:
+    host = {"env": {name: value}, "gpus": None, "ssh_config": None, "alias": None}
+    if not secret:
+        check_host(host)
+        return
+    with pytest.raises(InputError, match=f"host.env.{name} looks like a secret"):
+        check_host(host)
+
+
+@pytest.mark.parametrize("gpus", [[], [0, 0], [-1]])
+def test_each_gpu_is_named_once(gpus: list[int]) -> None:
+    with pytest.raises(InputError, match="name each GPU once"):
+        check_host({"env": {}, "gpus": gpus, "ssh_config": None, "alias": None})

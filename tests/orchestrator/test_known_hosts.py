@@ -128,6 +128,11 @@ def test_what_the_files_say(tmp_path):
     assert (unknown.state, len(unknown.authorities)) == ("unknown", 1)
     assert look_up(entries, "[bare]:22022", blob(), bare_name="bare").state == "known"
     assert look_up(entries, "[bare]:22022", other(1), bare_name="bare").state == "unknown"
+    # A port with a line of its own is known by that line alone.
+    with first.open("a") as file:
+        file.write(f"[bare]:22022 {rsa}\n")
+    own = entries_of([str(first), str(second)])
+    assert look_up(own, "[bare]:22022", blob(), bare_name="bare").state == "changed"
 
 
 @pytest.mark.parametrize("names", ["gpu8", "*", "bare"])

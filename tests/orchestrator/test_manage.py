@@ -272,24 +272,61 @@ def test_cancel_leaves_no_process_of_the_run(
     assert place.filed(folder).info.status == "KILLED"
 
 
+def left_before_its_start(place: Place, like: Path, run_id: str) -> Path:
+    """A run's folder as it is when its command dies before it has asked its host for anything."""
+    folder = like.with_name(run_id)
+    folder.mkdir()
+    (folder / "config.yaml").write_bytes((like / "config.yaml").read_bytes())
+    for name in ("log", "owner", "snapshot.diff"):
+        (folder / name).touch()
+    (folder / "run.json").write_text(json.dumps({**read(like, "run.json"), "run_id": run_id}))
+    return folder
+
+
 def test_a_run_whose_command_died_before_the_start_is_closed(
     place: Place, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = place.start()
-    place.end(place.commands[0])
-    place.open_gate(folder)
-    # As it is when the command dies between making the run's folder and starting the job.
-    for pid in marked(place.on_host(folder)):
-        os.kill(pid, signal.SIGKILL)
-    place.on_host(folder).rename(place.root / "never there")
+    place.gate.touch()
+    assert main(place.arguments()) == 0
+    (answered,) = place.runs()
+    first, second = (left_before_its_start(place, answered, f"20990101-{n}") for n in "ab")
+    capfd.readouterr()
     assert place.verb("runs") == 0
-    assert re.search(rf"{folder.name} +local +never started", capfd.readouterr().out)
-    assert place.verb("attach", folder.name) == 0  # the same code: it is started now
-    assert_answered(place, folder)
-    (folder / "verdict.json").unlink()
-    place.on_host(folder).rename(place.root / "again not there")
+    assert re.search(rf"{first.name} +local +never started", capfd.readouterr().out)
+    assert place.verb("attach", first.name) == 0  # the same code: it is started now
+    assert_answered(place, first)
     assert place.verb("collect") == 0
     assert "ended before the job was started" in capfd.readouterr().out
+    assert read(second, "verdict.json")["verdict"] == "not_answered"
+    assert place.filed(second).info.status == "FAILED"
+    # What the dead command might still have sent finds the run forgone.
+    assert read(place.on_host(second), "exit.json")["state"] == "never_started"
+
+
+def test_a_run_that_its_host_does_not_know_any_more_is_not_judged(
+    place: Place, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = place.start()
+    away = place.results / "host" / "not mounted"
+    (place.results / "host" / "runs").rename(away)
+    # The command that follows it cannot tell what became of it, and says no more than that.
+    out, _ = place.commands[0].communicate(timeout=DEADLINE_S)
+    assert place.commands[0].returncode == 1
+    assert "unknown  " in out
+    assert "attach" in out
+    for verb in (["collect"], ["attach", folder.name], ["cancel", folder.name]):
+        assert place.verb(*verb) == 1
+        captured = capfd.readouterr()
+        assert "although it was started there; is host.work mounted" in captured.err + captured.out
+    assert not (folder / "verdict.json").exists()
+    assert not (folder / "filed.json").exists()
+    (place.results / "host" / "runs").rmdir() if (
+        place.results / "host" / "runs"
+    ).exists() else None
+    away.rename(place.results / "host" / "runs")
+    place.open_gate(folder)
+    assert place.verb("collect") == 0
+    assert_answered(place, folder)
 
 
 def test_a_sweep_whose_command_died_is_closed(place: Place) -> None:
@@ -366,9 +403,12 @@ class Terminal:
 
     def end(self) -> int:
         """What is left to be read, and the exit code."""
+        deadline = time.monotonic() + DEADLINE_S
         try:
-            while part := os.read(self.fd, 4096):
-                self.said += part
+            while time.monotonic() < deadline:
+                if select.select([self.fd], [], [], 0.1)[0]:
+                    self.said += os.read(self.fd, 4096)
+            os.kill(self.pid, signal.SIGKILL)
         except OSError:
             pass  # the terminal's other side is closed
         os.close(self.fd)

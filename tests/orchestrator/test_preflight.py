@@ -33,7 +33,14 @@ INPUTS = {"target": Input(path="~/target"), "drafter": Input(path="/d"), "data":
 
 
 def there(path: str, size: int = 1000) -> dict[str, Any]:
-    return {"path": path, "exists": True, "is_dir": True, "readable": True, "bytes": size}
+    return {
+        "path": path,
+        "exists": True,
+        "is_dir": True,
+        "readable": True,
+        "bytes": size,
+        "weights": size,
+    }
 
 
 def found(**more: Any) -> Found:
@@ -104,7 +111,7 @@ def path(role: str, **changed: Any) -> dict[str, Any]:
         ({"paths": path("~/target", exists=False)}, "/home/g/target does not exist there"),
         ({"paths": path("/s", readable=False)}, "/s cannot be read by this user"),
         ({"free": 100 << 20}, "0.1 GiB free below /data/work, but 0.2 GiB are needed"),
-        ({"paths": path("/d", bytes=9 * GIB)}, "the weights to load are 9.0 GiB; set job.device"),
+        ({"paths": path("/d", weights=9 * GIB)}, "the weights to load are 9.0 GiB; set job.device"),
     ],
 )
 def test_each_failing_check_says_what_to_do(host: dict[str, Any], words: str) -> None:
@@ -131,6 +138,8 @@ def test_what_is_to_be_sent_must_fit() -> None:
         ("cuda", None, {"gpus": {"error": "driver mismatch"}}, "driver mismatch; mend the driver"),
         ("cuda", None, {"cpu_build": True}, "torch 2.13.0+cpu is a build without CUDA"),
         ("auto", None, {"gpus": None}, ""),
+        ("cuda", None, {"gpus": {"error": "no nvidia-smi", "missing": True}}, ""),
+        ("cuda", [0], {"gpus": {"error": "no nvidia-smi", "missing": True}}, "no nvidia-smi"),
         ("cpu", None, {"gpus": None, "cpu_build": True}, ""),
     ],
 )
@@ -169,9 +178,13 @@ def test_a_folder_that_is_to_be_made_must_not_be_there() -> None:
     assert said(CONFIG, found(paths=path("/s", exists=False)), inputs=out) == ""
 
 
-def test_the_question_is_answered_by_the_interpreter_that_jobs_get(tmp_path: Path) -> None:
-    asked = config(host={"python": sys.executable, "env": {"PYTHONPATH": str(tmp_path)}})
-    (tmp_path / "made_up-1.2.dist-info").mkdir()
+def test_the_question_is_answered_by_the_interpreter_that_jobs_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = config(host={"python": sys.executable, "env": {"PYTHONPATH": str(tmp_path / "more")}})
+    (tmp_path / "more" / "made_up-1.2.dist-info").mkdir(parents=True)
+    (tmp_path / "json.py").write_text("raise SystemExit('not the json that was meant')")
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "input").write_bytes(b"12345")
     with open_local(tmp_path / "root", sys.executable) as channel:
         request = question(asked, [str(tmp_path / "input"), "/nowhere"])
@@ -196,6 +209,9 @@ def test_the_last_run_on_the_same_host_is_compared_with(tmp_path: Path) -> None:
         (tmp_path / name / "run.json").write_text(json.dumps({"host": host}))
         (tmp_path / name / "preflight.json").write_text(json.dumps({"environment": {"id": name}}))
     (tmp_path / "2-b" / "preflight.json").unlink()
+    (tmp_path / "4-c").mkdir()
+    (tmp_path / "4-c" / "run.json").write_text(json.dumps({"host": "gpu8"}))
+    (tmp_path / "4-c" / "preflight.json").touch()  # as a power cut may leave it
     assert last_environment(tmp_path, "gpu8", "4-d") == ("1-a", {"id": "1-a"})
     assert last_environment(tmp_path, "new", "4-d") == (None, None)
 
@@ -204,3 +220,4 @@ def test_versions_compare_by_number() -> None:
     assert numbers("2.13.0+cu130") == (2, 13)
     assert numbers("2.9.1") < numbers("2.13.0")
     assert numbers("2.14.0a0+git12") == (2, 14)
+    assert said(CONFIG, found(environment=packages(torch="unknown"))) == ""

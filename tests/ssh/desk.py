@@ -25,9 +25,9 @@ ALIAS = "gpu8"
 HOME = f"/home/{USER}"
 
 # Asked what is installed there, it waits while there is a file `hold`: until then nothing has been
-# sent. Everything else is as with the interpreter itself.
+# sent. Everything else, the host's program (-E) and jobs (-m), is as with the interpreter itself.
 INTERPRETER = f"""#!/bin/sh
-[ "$1" = - ] && while [ -e {HOME}/hold ]; do sleep 0.02; done
+case "$1" in -E|-m) ;; *) while [ -e {HOME}/hold ]; do sleep 0.02; done ;; esac
 exec {PYTHON} "$@"
 """
 
@@ -114,6 +114,12 @@ class Desk:
     def hold(self) -> None:
         """From here on a command stops when it has looked over the host, before it sends anything."""
         (self.host.home / "hold").touch()
+
+    def is_held(self) -> bool:
+        """Whether a command has come so far."""
+        # Not yet exec'd: nothing but the question stays so.
+        said = [c.partition(f"{HOME}/python ") for c in self.host.user_processes().values()]
+        return any(own and not rest.startswith(("-E", "-m")) for _, own, rest in said)
 
     def go_on(self) -> None:
         (self.host.home / "hold").unlink()
