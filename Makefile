@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 # uv reads its own settings, not pip's: pass on where pip was told to look for packages.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
-.PHONY: setup run test test-ssh check bench lab clean
+.PHONY: setup run test test-runs test-ssh check bench lab clean
 
 setup: $(VENV)/.done
 
@@ -20,7 +20,11 @@ run: setup
 	$(RUN) -m orchestrator +experiment=layers_m1_2_30
 
 test: setup
-	$(RUN) -m pytest -q -m 'not ssh'
+	$(RUN) -m pytest -q -m 'not ssh and not runs'
+
+# Whole commands that die, detach and are taken up again.
+test-runs: setup
+	$(RUN) -m pytest -q -m runs
 
 # Against real sshds; fails, instead of skipping, where there can be none.
 test-ssh: setup

@@ -25,7 +25,8 @@ CHUNK = 1 << 20
 MAX_NOISE = 1 << 16
 CLOSE_S = 10.0
 DEADLINE_S = 60.0  # without a byte either way, while a reply is owed
-UNBOUNDED = frozenset({"put", "lay_out"})  # the host may have much to hash or to write
+LONG_S = 900.0  # the same for the ops below: the host may have much to hash or to write
+LONG = frozenset({"put", "lay_out"})
 
 
 class Reader(Protocol):
@@ -172,17 +173,16 @@ class Channel:
         return replies
 
     def _await(self, frame: _Frame) -> Reply:
+        deadline_s = LONG_S if frame.op in LONG else self._deadline_s
         while True:
-            left = self._active_at + self._deadline_s - time.monotonic()
-            if frame.op in UNBOUNDED:
-                return frame.reply.result()
+            left = self._active_at + deadline_s - time.monotonic()
             try:
                 return frame.reply.result(timeout=max(left, 0.01))
             except NotYet:
-                if self._active_at + self._deadline_s < time.monotonic():
+                if self._active_at + deadline_s < time.monotonic():
                     self.abort()
                     raise HostUnreachable(
-                        f"{self.name}: {frame.op!r} was not answered within {self._deadline_s:.0f} s; "
+                        f"{self.name}: {frame.op!r} was not answered within {deadline_s:.0f} s; "
                         "a run there may well go on"
                     ) from None
 

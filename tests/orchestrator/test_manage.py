@@ -22,7 +22,10 @@ from jobs.host import marked
 from orchestrator.__main__ import main
 from orchestrator.paths import CLONE
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning")
+pytestmark = [
+    pytest.mark.runs,
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning"),
+]
 T = TypeVar("T")
 DEADLINE_S = 60.0
 

@@ -9,7 +9,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -191,25 +191,28 @@ def test_a_job_that_fills_its_disk_and_the_next_one_there(desk: Desk) -> None:
 
 
 def test_much_output_arrives_whole_and_takes_no_memory(desk: Desk) -> None:
-    quiet, folder = desk.begin("job.args=[bytes]")
-    most = memory_of(quiet)
-    assert quiet.wait() == 0
-    command, folder = desk.begin("job.args=[flood]")
+    quiet, _ = desk.begin("job.args=[bytes]")
+    loud, folder = desk.begin("job.args=[flood]")
+    least, most = memory_of(quiet, loud)
+    assert most < least + 64 * MIB
+    desk.ended(quiet)
+    assert "ended with exit code 3; its last line: the last line" in desk.ended(loud, code=1)
     log = RunPaths(folder).log
-    assert memory_of(command) < most + 64 * MIB
-    assert "ended with exit code 3; its last line: the last line" in desk.ended(command, code=1)
     assert log.stat().st_size > 200_000_000
     assert sha256(log) == sha256(desk.there(folder) / "log")
     files = Path(desk.filed()[folder.name].info.artifact_uri.removeprefix("file://"))
     assert sha256(files / "log") == sha256(log)
 
 
-def memory_of(command: Command) -> int:
-    """The most memory that the command has used until it ended, in bytes."""
-    status, most = Path(f"/proc/{command.process.pid}/status"), 0
-    while command.process.poll() is None:
-        found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
-        most = int(found[1]) << 10 if found else most
+def memory_of(*commands: Command) -> list[int]:
+    """The most memory that each of the commands has used until it ended, in bytes."""
+    most = [0] * len(commands)
+    while any(command.process.poll() is None for command in commands):
+        for number, command in enumerate(commands):
+            with suppress(OSError):  # ended, and asked for its exit code
+                status = Path(f"/proc/{command.process.pid}/status").read_text()
+                if found := re.search(r"VmHWM:\s+(\d+) kB", status):
+                    most[number] = int(found[1]) << 10
         time.sleep(0.02)
     return most
 
