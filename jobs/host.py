@@ -162,15 +162,31 @@ def members(record: Fields) -> list[int]:
 
 
 def marked(run_dir: Path) -> list[int]:
-    """Living processes that this run started, its supervisor too, whatever became of their parents."""
-    mark = f"{MARK}={os.path.realpath(run_dir)}".encode()
+    """Living processes that this run started, its supervisor too, whatever became of their parents.
+
+    They are known by the mark in their environment, or, since some overwrite that with a title of
+    their own, by the run's log as their output.
+    """
+    run_dir = Path(os.path.realpath(run_dir))
+    mark, log = f"{MARK}={run_dir}".encode(), str(run_dir / "log")
     found = []
     for entry in Path("/proc").iterdir():
         # Another user's process cannot be read, and was not started from here.
         with contextlib.suppress(OSError):
-            if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+            if entry.name.isdigit() and (
+                mark in (entry / "environ").read_bytes().split(b"\0")
+                or any(leads_to(entry / "fd" / fd, log) for fd in "12")
+            ):
                 found.append(int(entry.name))
     return sorted(found)
+
+
+def leads_to(link: Path, path: str) -> bool:
+    """Whether a link of /proc leads there; one that is not there does not."""
+    try:
+        return str(link.readlink()) == path
+    except OSError:
+        return False
 
 
 def send_signal(pids: Iterable[int], number: int) -> None:

@@ -557,3 +557,25 @@ def test_a_root_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     assert done.stderr.count(b"\n") == 1
     with contextlib.suppress(FileNotFoundError):
         assert b"Traceback" not in done.stderr
+
+
+def test_what_a_run_started_is_found_by_its_mark_or_its_output(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run ü"
+    run_dir.mkdir()
+    (tmp_path / "link").symlink_to(run_dir)
+    mark = {**os.environ, program.MARK: str(run_dir)}
+    with (run_dir / "log").open("ab") as log:
+        started = [
+            subprocess.Popen(["sleep", "60"], env=mark),
+            subprocess.Popen(["env", "-i", "sleep", "60"], stdout=log),
+            subprocess.Popen(["env", "-i", "sleep", "60"], stderr=log),
+            subprocess.Popen(["sleep", "60"]),
+        ]
+    try:
+        mine = sorted(process.pid for process in started[:3])
+        assert program.marked(tmp_path / "link") == mine
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert program.marked(run_dir) == []
