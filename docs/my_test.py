@@ -19,6 +19,8 @@ draft_ids = torch.arange(len(d2t))
 for reading, target_ids in {"offset": draft_ids + d2t, "absolute": d2t}.items():
     inside = target_ids.clamp(0, len(t2d) - 1)
     fits = t2d[inside] & (inside == target_ids)
-    print(f"read as {reading}: {fits.sum()} of {len(d2t)} draft ids lead to a token that is drafted")
+    print(
+        f"read as {reading}: {fits.sum()} of {len(d2t)} draft ids lead to a token that is drafted"
+    )
     print(f"metric fits.{reading}={fits.float().mean():.4f}")
     print(f"metric distinct.{reading}={len(target_ids.unique()) / len(d2t):.4f}")

@@ -82,10 +82,10 @@ except OSError as error:
         os.unlink(temp)
     except OSError:
         pass
-    advice = 'set host.work to a folder that this user can write'
+    why = '%s: %s' % (os.fsdecode(error.filename or path), error.strerror)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        advice = 'free some space there, or set host.work to another folder'
-    end('fail', '%s: %s; %s' % (os.fsdecode(error.filename or path), error.strerror, advice))
+        end('fail', why + '; free some space there, or set host.work to another folder')
+    end('input', why + '; set host.work to a folder that this user can write')
 try:
     tidy()
 except OSError:

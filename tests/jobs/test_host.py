@@ -384,7 +384,12 @@ def test_follow_brings_bytes_once_and_waits_for_more(
     while seen != "finished":
         assert time.monotonic() < deadline
         reply = channel.request(
-            "follow", run_id="run-1", offsets=offsets, seen=[seen] if seen else [], wait_s=10, limit=16
+            "follow",
+            run_id="run-1",
+            offsets=offsets,
+            seen=[seen] if seen else [],
+            wait_s=10,
+            limit=16,
         )
         rest = reply.payload
         for name, size in reply.header["chunks"].items():

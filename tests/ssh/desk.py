@@ -193,7 +193,12 @@ class Desk:
         """Waits until the run's log comes in here."""
         log = RunPaths(folder).log
         size = log.stat().st_size
-        wait_for(lambda: log.stat().st_size > size + 100, "the log to come in", DEADLINE_S)
+
+        def grown() -> bool:
+            assert not RunPaths(folder).verdict.exists(), self.verdict(folder)
+            return log.stat().st_size > size + 100
+
+        wait_for(grown, "the log to come in", DEADLINE_S)
 
     def push_all(self) -> None:
         """The host has code and script then, and a command needs to send nothing but the start."""

@@ -183,7 +183,7 @@ def test_values_that_are_no_path(client, host, field, value):
 @pytest.mark.parametrize("work", ["/mnt/venv/work", "/proc/work", "/etc/passwd/work"])
 def test_a_work_folder_that_cannot_be_written(host, client, work):
     client.add("gpu8", host)
-    with pytest.raises(HostError, match=r"gpu8: .*set host\.work to"), client.open(work=work):
+    with pytest.raises(InputError, match=r"gpu8: .*set host\.work to"), client.open(work=work):
         pass
 
 

@@ -274,7 +274,6 @@ def test_a_host_that_cannot_take_the_job_is_bad_input(desk: Desk) -> None:
         assert not desk.there(folder).exists()
 
 
-@pytest.mark.xfail(reason="bootstrap.start tells every folder it cannot write as the host's fault")
 def test_a_work_folder_that_cannot_be_written_is_bad_input(desk: Desk) -> None:
     command, folder = desk.begin("host.work=/root/work")
     desk.ended(command, code=2)
