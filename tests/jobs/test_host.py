@@ -584,3 +584,27 @@ def test_what_a_run_started_is_found_by_its_mark_or_its_output(tmp_path: Path) -
             process.kill()
             process.wait()
     assert program.marked(run_dir) == []
+
+
+def test_a_run_is_not_started_without_its_inputs(
+    channel: Channel, root: Path, start: Callable[..., Request]
+) -> None:
+    needs = [f"inputs/{'0' * 64}"]
+    with pytest.raises(RefusedError, match=r"inputs/0+ is not laid out"):
+        channel.pipeline([start({"do": "ok"}, needs=needs)])
+    assert not (root / "runs" / "run-1").exists()
+
+
+def test_a_run_that_is_forgone_is_never_started_and_a_started_one_is_left_alone(
+    channel: Channel, root: Path, start: Callable[..., Request], eventually: Eventually
+) -> None:
+    forgone = channel.request("forgo", run_id="run-1").header["state"]
+    assert forgone["state"] == "never_started"
+    with pytest.raises(RefusedError, match="already another run run-1"):
+        channel.pipeline([start({"do": "ok"})])
+    assert state_of(channel)["state"] == "never_started"
+    channel.pipeline([start({"do": "gate"}, run_id="run-2")])
+    eventually(lambda: state_of(channel, "run-2")["state"] == "running")
+    assert channel.request("forgo", run_id="run-2").header["state"]["state"] == "running"
+    (root / "runs" / "run-2" / "go").touch()
+    eventually(lambda: state_of(channel, "run-2")["state"] == "finished")

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -371,6 +372,46 @@ def test_a_run_that_cannot_be_read_stops_no_other(
     assert_answered(place, folder)
     assert place.verb("runs") == 0
     assert main(place.arguments()) == 0
+
+
+def test_a_run_that_cannot_be_filed_keeps_no_other_from_it(place: Place) -> None:
+    folder = place.start()
+    place.end(place.commands[0])
+    place.open_gate(folder)
+    poison = place.results / "runs" / "20200101-poison"  # the oldest comes first
+    shutil.copytree(folder, poison)
+    (poison / "run.json").write_text(
+        json.dumps({**read(folder, "run.json"), "run_id": poison.name})
+    )
+    (poison / "verdict.json").write_text('{"verdict": "measured", "reason": ""}')
+    figures = {"answer": {"value": "no number"}}
+    result = {"case_id": "case", "status": "ok", "ended": 1.0, "metrics": figures, "curves": {}}
+    (poison / "result.json").write_text(json.dumps(result))
+    place.verb("collect")
+    assert not (poison / "filed.json").exists()
+    assert_answered(place, folder)
+
+
+def test_a_sweep_can_be_started_and_left(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+    gates = ",".join(f'["{place.gate}","{n}"]' for n in (1, 2))
+    arguments = [a for a in place.arguments() if not a.startswith("job.args")]
+    assert main(["-m", *arguments, f"job.args={gates}", "detach=true"]) == 0
+    out = capfd.readouterr().out
+    assert "0 answered, 0 not answered, 2 started" in out
+    first, second = place.runs()
+    (sweep,) = (place.results / "sweeps").iterdir()
+    assert read(sweep, "sweep.json")["ended"] is None
+    place.gate.touch()
+    eventually(lambda: all((place.on_host(f) / "exit.json").exists() for f in (first, second)))
+    assert place.verb("attach", first.name) == 0
+    parent = place.filed(first).data.tags["mlflow.parentRunId"]
+    client = MlflowClient(f"sqlite:///{place.results}/mlflow.db")
+    assert client.get_run(parent).info.status == "RUNNING"
+    assert place.verb("attach", second.name) == 0
+    for folder in (first, second):
+        assert_answered(place, folder)
+    assert client.get_run(parent).info.status == "FINISHED"
+    assert read(sweep, "sweep.json")["ended"] is not None
 
 
 def test_a_run_can_be_started_and_left(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
