@@ -33,6 +33,7 @@ import subprocess
 import sys
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -646,7 +647,7 @@ class Host:
                 raise
 
     def probe(self, request: Fields) -> Answer:
-        """{python, env, argument}, a program as payload → what it prints, given the argument.
+        """{python, env, argument}, a program in zlib's format → what it prints, given the argument.
 
         It is run by the interpreter and in the environment that jobs get, not in this program's.
         """
@@ -655,7 +656,7 @@ class Host:
         try:
             done = subprocess.run(
                 [python, "-c", FROM_STDIN, field(request, "argument", str)],
-                input=request["payload"].all(),
+                input=zlib.decompress(request["payload"].all()),
                 capture_output=True,
                 env=env,
                 timeout=PROBE_S,

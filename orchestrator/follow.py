@@ -82,7 +82,7 @@ def follow(
 ) -> dict[str, Any]:
     """Copy the run's log and events into `folder` as they grow; returns the final state.
 
-    What stands in `folder` already is not asked for again; `first` is an answer that came before.
+    What stands in `folder` already is not asked for again; `first` is what came of the log before.
     Where the person has asked, `on_interrupt` says what is wanted: to cancel, which ends the run and
     waits for its end, or to detach.
 
@@ -103,13 +103,13 @@ def follow(
             channel.request("signal", run_id=run_id, signal="TERM")
             told = True
         state, parts = poll(channel, run_id, copy.offsets, seen, first)
-        first = None
+        log_only, first = first is not None, None
         if state["state"] != seen and state.get("waiting_for"):
             on_event({"type": "note", "text": f"queued, waiting for {state['waiting_for']}"})
         seen = state["state"]
         for event in copy.add(parts):
             on_event(event)
-        if seen in OVER and not any(parts.values()):
+        if seen in OVER and not any(parts.values()) and not log_only:
             if seen == "cancelled":
                 prove_gone(channel, run_id)
             return state
@@ -222,39 +222,54 @@ def poll(
 
 
 def collect(channel: Channel, run_id: str, case_id: str, paths: RunPaths) -> dict[str, Any] | None:
-    """Copy the run's exit record, environment, GPUs and result; returns the result, if there is one."""
+    """Copy the run's exit record, environment, GPUs and result; returns the result, if there is one.
+
+    Raises StateUnknown where what the host has is not whole.
+    """
     wanted = {
         "exit.json": paths.exit,
         "environment.json": paths.environment,
         "gpus.json": paths.gpus,
         f"results/{case_id}.json": paths.result,
     }
-    for name, path in wanted.items():
-        content = read_file(channel, run_id, name)
+    answers = channel.pipeline([read_request(run_id, name) for name in wanted], check=False)
+    for (name, path), answer in zip(wanted.items(), answers, strict=True):
+        content = read_file(channel, run_id, name, answer)
         if content is not None:
             write_atomic(path, content)
-    return json.loads(paths.result.read_bytes()) if paths.result.is_file() else None
+    try:
+        return json.loads(paths.result.read_bytes()) if paths.result.is_file() else None
+    except ValueError as error:
+        raise StateUnknown(
+            f"{channel.name}: the result of run {run_id} is no JSON ({error})"
+        ) from error
 
 
-def read_file(channel: Channel, run_id: str, name: str) -> bytes | None:
-    """A file of the run's folder on the host, whole; None where there is none."""
+def read_request(run_id: str, name: str, offset: int = 0) -> Request:
+    """To be given a file of the run's folder, or the part of it that fits."""
+    fields = {"run_id": run_id, "path": name, "offset": offset, "limit": BLOCK}
+    return Request(op="read", fields=fields)
+
+
+def read_file(channel: Channel, run_id: str, name: str, answer: Reply) -> bytes | None:
+    """A file of the run's folder on the host, whole; None where there is none.
+
+    `answer` is what the host said of its beginning.
+    """
     content = b""
     while True:
-        try:
-            reply = channel.request(
-                "read", run_id=run_id, path=name, offset=len(content), limit=BLOCK
-            )
-        except RefusedError as error:
-            if error.kind == "missing":
+        if not answer.ok:
+            if answer.header.get("kind") == "missing":
                 return None
-            raise
-        if not reply.payload and len(content) < reply.header["size"]:
+            raise RefusedError(f"{channel.name}: {answer.header.get('error')}", answer.header)
+        if not answer.payload and len(content) < answer.header["size"]:
             raise StateUnknown(
                 f"{channel.name}: {name} of run {run_id} is shorter than it is said to be"
             )
-        content += reply.payload
-        if len(content) >= reply.header["size"]:
+        content += answer.payload
+        if len(content) >= answer.header["size"]:
             return content
+        (answer,) = channel.pipeline([read_request(run_id, name, len(content))], check=False)
 
 
 def write_atomic(path: Path, content: bytes) -> None:

@@ -23,7 +23,6 @@ from orchestrator.errors import (
     StateUnknown,
 )
 from orchestrator.follow import (
-    FOLLOWED,
     Ended,
     Wish,
     collect,
@@ -57,7 +56,7 @@ from orchestrator.runs import (
 from orchestrator.session import Link, Session, key_of
 
 UNDER_WAY = ("queued", "starting", "running")
-FIRST_S = 2.0  # how long the answer to a start waits for the job's first output
+FIRST_S = 1.0  # how long the answer to a start waits for the job's first output
 BUSY_PAUSE_S = 1.0
 SOON_SENT = 1 << 20  # bytes that need no waiting for
 CHANGED = "the command ended before the job started, and {} has changed since; run it again"
@@ -186,7 +185,9 @@ def start(session: Session, config: dict[str, Any], paths: RunPaths, wish: Wish)
             "env": config["host"]["env"],
         }
         go = Request(op="start", fields=fields, payload=payload)
-        first = follow_request(run_id, dict.fromkeys(FOLLOWED, 0), UNDER_WAY, FIRST_S)
+        # Of the log alone: else the event that the case has started would be the answer, and what
+        # the job then prints would take another round trip.
+        first = follow_request(run_id, {"log": 0}, UNDER_WAY, FIRST_S)
         session.store(tracking_of(config), Path(config["results"]))  # opens while the job starts
         try:
             with noting_interrupts(wish, lambda: sum(sizes) >= SOON_SENT):  # noqa: B023 -- used here

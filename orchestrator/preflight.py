@@ -7,6 +7,7 @@ memory is free. The checks are pure functions of the answer.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ def question(config: Mapping[str, Any], paths: Iterable[str]) -> Request:
         "gpus": config["job"]["device"] != "cpu",
     }
     fields = {"python": host["python"], "env": host["env"], "argument": json.dumps(argument)}
-    return Request(op="probe", fields=fields, payload=PROGRAM.read_bytes())
+    return Request(op="probe", fields=fields, payload=zlib.compress(PROGRAM.read_bytes()))
 
 
 def answer_of(channel: Channel, reply: Reply) -> Found:

@@ -101,7 +101,8 @@ def deliver(
 ) -> list[Reply]:
     """Sends what `answers` to `lay_out` said is missing, and `then` in the same stream.
 
-    Returns the replies to `then`. Raises InputError where a source file is no longer what was
+    Returns the replies to `then`; a `follow` there may be refused, which is its reader's to tell: what
+    was started before it goes on. Raises InputError where a source file is no longer what was
     hashed, RefusedError where the host refuses; its kind is `busy` where another command is sending
     the same content, and asking again is right.
     """
@@ -110,7 +111,7 @@ def deliver(
     requests = [*puts, *map(lay_out, again), *then]
     replies = channel.pipeline(requests, check=False) if requests else []
     for request, reply in zip(requests, replies, strict=True):
-        if not reply.ok:
+        if not reply.ok and request.op != "follow":
             raise _explained(channel, request, reply.header)
     return replies[len(puts) + len(again) :]
 

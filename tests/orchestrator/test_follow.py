@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.channel import Channel
 from orchestrator.errors import Detached, StateUnknown
-from orchestrator.follow import Copy, Wish, follow, read_file, whole_event
+from orchestrator.follow import Copy, Wish, follow, read_file, read_request, whole_event
 
 Answer = tuple[dict[str, Any], bytes]
 
@@ -105,8 +105,10 @@ def test_an_answer_that_makes_no_sense_says_nothing_of_the_run(
 
 
 def test_a_file_that_never_comes_to_its_end_is_given_up(odd: Callable[..., OddHost]) -> None:
+    channel = odd(({"size": 10}, b"abc"), ({"size": 10}, b"")).channel
+    (answer,) = channel.pipeline([read_request("run-1", "result.json")])
     with pytest.raises(StateUnknown, match="shorter than it is said to be"):
-        read_file(odd(({"size": 10}, b"abc"), ({"size": 10}, b"")).channel, "run-1", "result.json")
+        read_file(channel, "run-1", "result.json", answer)
 
 
 def test_a_run_is_followed_from_where_its_copy_ends(
