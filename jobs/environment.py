@@ -493,11 +493,20 @@ def changed_checkout(
     return [f"checkout {path} " + ("has" if new["dirty"] else "no longer has") + " changes"]
 
 
+def is_importable(name: str) -> bool:
+    """Whether a top-level module is there; nothing is imported."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
+
+
 def main(arguments: Sequence[str]) -> int:
     """Answers one question in JSON with one line of JSON."""
     try:
         asked = json.loads(arguments[0])
         checkouts, paths = asked.get("checkouts") or [], asked.get("paths") or []
+        modules = asked.get("modules") or []
     except (IndexError, ValueError, AttributeError) as error:
         sys.stderr.write(f"the only argument must be a JSON object: {error}\n")
         return 2
@@ -515,6 +524,7 @@ def main(arguments: Sequence[str]) -> int:
         "paths": {path: look_at(path) for path in paths},
         "memory": memory(),
         "gpus": gpus,
+        "modules": {name: is_importable(name) for name in modules},
     }
     sys.stdout.write(json.dumps(answer) + "\n")
     return 0

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from orchestrator.session import Session
 
 VERB = re.compile(r"^[a-z][a-z-]*$")
+OURS = ("orchestrator", "jobs", "eagle3", "hydra_plugins")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,6 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         complain(str(error))
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if error.name in OURS or not error.name:
+            raise
+        complain(
+            f"{error.name} is not installed for {sys.executable}; run `make setup`, then "
+            ".venv/bin/python -m orchestrator"
+        )
+        return 2
     except BrokenPipeError:  # --help | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -6,12 +6,14 @@ shadows, a variable that is read before it is assigned.
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 from orchestrator.errors import InputError, OrchestratorError
+from orchestrator.snapshot import FOLDERS
 
 # Does not compile (with what ruff always tells); an import that a loop shadows; a name that is
 # undefined, or not yet. No rule about what may well run.
@@ -64,3 +66,19 @@ def check_code(files: Iterable[Path], *, own: bool = False) -> None:
     raise InputError(
         f"the code would fail on the host, so it was not sent: {'; '.join(shown)}{more}{passing}"
     )
+
+
+def modules_of(files: Iterable[Path]) -> list[str]:
+    """What these scripts cannot begin without: top-level modules, but for the scripts themselves.
+
+    Imports within a function, an `if` or a `try` may never be made, and are left to run time.
+    """
+    files = [path for path in files if path.suffix == ".py"]
+    found: set[str] = set()
+    for path in files:
+        for node in ast.parse(path.read_bytes()).body:
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+    return sorted(found - {path.stem for path in files} - set(FOLDERS) - {"__future__"})

@@ -87,15 +87,17 @@ def file_run(
     session: Session, tracking: Tracking, results: Path, paths: RunPaths
 ) -> TrackingError | None:
     """File the run in MLflow; where that fails, why: its folder stays and can be filed later."""
+    run = reference(paths.folder)
     from orchestrator.record import fill_run
 
     try:
         filed = fill_run(session.store(tracking, results).result(), paths.folder)
     except (TrackingError, KeyboardInterrupt) as error:
         reason = str(error) or "interrupted"
-        session.show.line(f"not filed  {reason}", style="red")
+        session.show.line(f"not filed  run {paths.folder.name}: {reason}", style="red")
         session.show.line(
-            f"The run is whole; file it: python -m orchestrator record {reference(paths.folder)}"
+            f"The run is whole; file it (elsewhere with tracking.uri=URI): "
+            f"python -m orchestrator record {run}"
         )
         session.cancelled |= isinstance(error, KeyboardInterrupt)
         return error if isinstance(error, TrackingError) else TrackingError(reason)

@@ -93,6 +93,8 @@ def resolve(cfg: DictConfig, hydra: Any) -> Resolved:
         raise InputError(f"job.name is {job!r}; the jobs are {', '.join(SECTIONS)}")
 
     composed = plain(task, resolve=False)
+    if not composed.get("results"):  # results=$UNSET
+        raise InputError("results is empty; set results=FOLDER, or leave it out")
     set_here = [*override_values(overrides, choices)]
     check_raw_types(raw_leaves(folders, choices), str(job))
     check_raw_types([(key, value, f"override {key}") for key, value in set_here], str(job))
@@ -116,6 +118,9 @@ def resolve(cfg: DictConfig, hydra: Any) -> Resolved:
     for key, value in leaves(resolved):
         if isinstance(value, str) and "${" in value:
             raise InputError(f"{key} still holds an interpolation after resolving: {value!r}")
+    resolved["results"] = absolute_results(resolved["results"])
+    if resolved["host"]["alias"] is None:
+        resolved["host"]["work"] = str(Path(resolved["host"]["work"]).expanduser().absolute())
     uri = resolved["tracking"]["uri"]
     if uri and urlsplit(uri).password:
         raise InputError(
@@ -157,6 +162,11 @@ def check_ranges(config: Mapping[str, Any]) -> None:
             )
 
 
+def absolute_results(folder: str) -> str:
+    """Where results are kept, whatever the current folder is."""
+    return str(Path(folder).expanduser().absolute())
+
+
 def metrics_of(job: str) -> tuple[str, ...] | None:
     """The metrics that may be predicted; a script's are its own."""
     return None if job == "script" else METRICS
@@ -174,6 +184,17 @@ def check_host(host: Mapping[str, Any]) -> None:
         )
     if host["ssh_config"] is not None and host["alias"] is None:
         raise InputError("host.ssh_config is set without a host.alias; choose host=ssh")
+    if host["alias"] is None:
+        return
+    if host["name"] == "local":
+        raise InputError(
+            f"host.alias={host['alias']} is set for the host 'local', which is this machine; choose "
+            "host=ssh with it"
+        )
+    if not host["work"].startswith(("/", "~")):
+        raise InputError(
+            f"host.work is {host['work']!r}; give its absolute path on the host, or ~/…"
+        )
 
 
 def flat_choice(choice: Any) -> str:
@@ -217,6 +238,7 @@ def override_values(
     overrides: Sequence[str], choices: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
     """(dotted key, value) of everything the command line sets; choices of groups are checked here."""
+    seen: dict[str, str] = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key = override.key_or_group
         if key in choices or override.package is not None:
@@ -227,6 +249,9 @@ def override_values(
                     f"{override.input_line} has no effect: the config uses {key}={chosen}"
                 )
         elif not override.is_delete():
+            if key in seen:
+                raise InputError(f"{key} is given twice, as {seen[key]} and {override.input_line}")
+            seen[key] = str(override.input_line)
             yield from leaves(override.value(), key)
 
 
@@ -366,10 +391,13 @@ def type_problem(value: Any, kind: Any) -> str | None:
         return None
     if isinstance(kind, type) and kind in (str, bool, int, float):
         right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-        return (
-            None if right else f"{value!r} is no {kind.__name__}; quote it if it is meant as text"
-        )
+        return None if right else f"{value!r} is no {kind.__name__}{as_text(value, kind)}"
     return None
+
+
+def as_text(value: Any, kind: type) -> str:
+    """How to say that a number is meant as text."""
+    return f"; quote it if it is meant as text: \\'{value}\\' in a shell" if kind is str else ""
 
 
 def check_experiment(

@@ -17,6 +17,7 @@ from orchestrator.conclude import conclude, tracking_of
 from orchestrator.config import Resolved
 from orchestrator.errors import (
     Detached,
+    HostError,
     HostUnreachable,
     InputError,
     OrchestratorError,
@@ -90,6 +91,10 @@ def run(
 
         def ending() -> Ended:
             host = config["host"]
+            try:
+                session.link(host)
+            except HostUnreachable as error:  # so nothing was started, and that is certain
+                raise HostError(f"{error}; nothing was started") from error
             session.patiently(host, lambda: meanwhile(session, config))
             first = session.patiently(host, lambda: start(session, config, paths, wish))
             if config["detach"]:
@@ -161,7 +166,7 @@ def start(session: Session, config: dict[str, Any], paths: RunPaths, wish: Wish)
     while True:
         asked = paths_asked(config, inputs, link.root)
         *laid_out, told = link.channel.pipeline(
-            [*map(lay_out, loads), question(config, asked)], check=False
+            [*map(lay_out, loads), question(config, asked, session.modules(config))], check=False
         )
         found = answer_of(link.channel, told)
         sizes = [size_of(put) for put in to_send(loads, laid_out)]

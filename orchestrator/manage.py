@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,25 +19,29 @@ from orchestrator.errors import (
 )
 from orchestrator.follow import OVER, follow_request, poll, prove_gone
 from orchestrator.loop import resume
-from orchestrator.paths import CLONE, RunPaths
+from orchestrator.paths import RunPaths
 from orchestrator.pickup import (
     file_meanwhile,
     file_sweep,
     forgo,
+    needs_filing,
     not_owned,
     open_runs,
     state_of,
     sweeps_of,
     take_in,
+    was_sent,
 )
 from orchestrator.runs import (
     all_runs,
+    config_of,
     exit_code,
     find_run,
     open_config,
     owned,
     read_record,
     record_of,
+    results_of,
 )
 from orchestrator.session import Session, key_of
 from orchestrator.show import Show, error_line
@@ -83,11 +88,11 @@ def parse(verb: str, arguments: Sequence[str]) -> Asked | None:
             names.append(argument)
     least, most = {"runs": (0, 0), "collect": (0, 999), "cancel": (1, 999)}.get(verb, (1, 1))
     if not least <= len(names) <= most:
-        raise InputError(f"{verb} needs {'a run' if least else 'no run'}; usage: {usage}")
-    results = Path(settings["results"]).expanduser() if "results" in settings else CLONE / "results"
+        wanted = "no run" if not most else "one run" if most == 1 else "a run"
+        raise InputError(f"{verb} takes {wanted}; usage: {usage}")
     return Asked(
         names=tuple(names),
-        results=results.absolute(),
+        results=results_of(settings.get("results")),
         host=settings.get("host"),
         follow=follow,
     )
@@ -127,6 +132,8 @@ def list_runs(session: Session, asked: Asked) -> int:
             continue
         if asked.host in (None, record["host"]):
             rows.append({**record, **standing(session, paths, lost)})
+    if asked.host is not None and not rows:
+        raise InputError(f"no run here was made on a host named {asked.host}")
     session.show.runs(rows)
     for sentence in lost.values():
         error_line(sentence)
@@ -146,6 +153,10 @@ def standing(session: Session, paths: RunPaths, lost: dict[str, str]) -> dict[st
     except OrchestratorError as error:
         return {"state": "unknown", "said": str(error)}
     key = key_of(host)
+    if not was_sent(paths):
+        with owned(paths) as mine:
+            said = "attach starts it, collect closes it" if mine else "another command has it"
+        return {"state": "never started", "said": said}
     if key in lost:
         return {"state": "unreachable", "said": ""}
     try:
@@ -162,7 +173,9 @@ def standing(session: Session, paths: RunPaths, lost: dict[str, str]) -> dict[st
     said = (
         f"waits for {state.get('waiting_for', 'its start')}" if state["state"] == "queued" else ""
     )
-    if state["state"] in OVER:
+    if state["state"] == "never_started":
+        said = "attach starts it, collect closes it"
+    elif state["state"] in OVER:
         said = "collect it"
     return {"state": state_in_words(state), "said": said}
 
@@ -175,14 +188,21 @@ def state_in_words(state: dict[str, Any]) -> str:
 
 
 def attach(session: Session, asked: Asked) -> int:
-    """Follow one run to its end."""
+    """Follow one run to its end; the answer of one that has ended is shown again."""
     folder = find_run(asked.names[0], asked.results)
-    if RunPaths(folder).verdict.is_file():
-        raise InputError(f"{folder.name} has ended and was judged; `record` files it again")
+    paths = RunPaths(folder)
+    if paths.verdict.is_file():
+        record, verdict = record_of(paths), read_record(paths.verdict)
+        session.show.heading(config_of(paths), record["experiment"], record["run_id"])
+        if verdict["verdict"] == "not_answered":
+            session.show.not_answered(verdict["reason"], folder)
+        else:
+            session.show.answer(read_record(paths.result), verdict)
+        return exit_code([folder])
     resume(session, folder)
     file_meanwhile(session, folder.parent.parent)
     for sweep in sweeps_of([folder]):
-        if RunPaths(folder).filed.is_file() and not_owned(sweep):
+        if paths.filed.is_file() and not_owned(sweep):
             file_sweep(session, sweep)
     return exit_code(session.folders, failed=session.failed)
 
@@ -201,8 +221,13 @@ def logs(session: Session, asked: Asked) -> int:
         error_line(f"{error}; this is what had come before")
         emit_file(paths.log)
         return 1
-    for part in log_of(channel, folder.name, follow=asked.follow):
-        emit(part)
+    printed = 0
+    with contextlib.suppress(KeyboardInterrupt):  # the usual way to leave it
+        for part in log_of(channel, folder.name, follow=asked.follow):
+            printed += len(part)
+            emit(part)
+    if not printed:
+        sys.stderr.write("the job has printed nothing so far; attach shows its progress\n")
     return 0
 
 
@@ -241,14 +266,16 @@ def cancel(session: Session, asked: Asked) -> int:
         paths = RunPaths(folder)
         try:
             config = open_config(paths)
-            channel = session.link_again(config["host"]).channel
-            state = end(channel, paths)
-            session.show.line(
-                f"{folder.name}  {state_in_words(state)}; no process of it is left on {channel.name}"
-            )
+            if paths.verdict.is_file():
+                session.show.line(f"{folder.name}  {standing(session, paths, {})['state']} already")
+                continue
+            if was_sent(paths):
+                channel = session.link_again(config["host"]).channel
+                state = state_in_words(end(channel, paths))
+                session.show.line(f"{folder.name}  {state}; no process of it is left there")
             with owned(paths) as mine:
                 if mine and not paths.verdict.is_file():
-                    take_in(session, channel, config, paths)
+                    take_in(session, config, paths)
         except OrchestratorError as error:
             failed = True
             error_line(f"{folder.name}: {error}")
@@ -306,7 +333,7 @@ def collect(session: Session, asked: Asked) -> int:
             if paths.verdict.is_file():
                 continue
             try:
-                take_in(session, session.link_again(config["host"]).channel, config, paths)
+                take_in(session, config, paths)
             except HostUnreachable as error:
                 failed = True
                 lost.add(key_of(config["host"]))
@@ -315,8 +342,7 @@ def collect(session: Session, asked: Asked) -> int:
                 failed = True
                 error_line(f"{paths.folder.name}: {error}")
     file_meanwhile(session, asked.results)
-    brought = [paths.folder for paths in folders if paths.verdict.is_file()]
-    unfiled = any(not RunPaths(folder).filed.is_file() for folder in brought)
+    unfiled = any(needs_filing(RunPaths(folder)) for folder in all_runs(asked.results))
     if not folders:
         session.show.line("every run has ended and was judged")
     return 1 if failed or unfiled else 0

@@ -52,7 +52,6 @@ def meanwhile(session: Session, config: dict[str, Any]) -> None:
     host = key_of(config["host"])
     if host in session.asked:
         return
-    channel = session.link(config["host"]).channel
     for paths in open_runs(Path(config["results"])):
         try:
             theirs = open_config(paths)
@@ -65,7 +64,7 @@ def meanwhile(session: Session, config: dict[str, Any]) -> None:
             if not mine or paths.verdict.is_file():
                 continue
             try:
-                take_in(session, channel, theirs, paths)
+                take_in(session, theirs, paths)
             except HostUnreachable:
                 raise
             except OrchestratorError as error:  # its own, and no reason to stop what is asked now
@@ -82,17 +81,19 @@ def open_runs(results: Path) -> Iterator[RunPaths]:
             yield RunPaths(folder)
 
 
-def take_in(
-    session: Session, channel: Channel, config: dict[str, Any], paths: RunPaths
-) -> dict[str, Any]:
+def take_in(session: Session, config: dict[str, Any], paths: RunPaths) -> dict[str, Any]:
     """Collect and judge a run that has ended, or say that it goes on; its state.
 
-    Raises StateUnknown where the host does not know what became of it.
+    Its host is only asked where it may know something. Raises StateUnknown where it does not, though
+    it should.
     """
     run_id = paths.folder.name
-    state = state_of(channel, paths)
-    if state["state"] == "never_started":
-        state = forgo(channel, paths)
+    state: dict[str, Any] = {"state": "never_started"}
+    if was_sent(paths):
+        channel = session.link_again(config["host"]).channel
+        state = state_of(channel, paths)
+        if state["state"] == "never_started":
+            state = forgo(channel, paths)
     if state["state"] not in OVER:
         session.show.line(
             f"meanwhile  {run_id} is {state['state']}; follow it with: python -m orchestrator attach "
@@ -128,6 +129,11 @@ def state_of(channel: Channel, paths: RunPaths) -> dict[str, Any]:
             f"mounted, and is it the same machine? If the run is gone for good, remove {paths.folder}"
         )
     return {"state": "never_started"}
+
+
+def was_sent(paths: RunPaths) -> bool:
+    """Whether the run's start may have reached its host."""
+    return paths.request.is_file() or was_started(paths)
 
 
 def was_started(paths: RunPaths) -> bool:

@@ -32,6 +32,7 @@ class Found:
     paths: dict[str, dict[str, Any]]
     memory: dict[str, int]
     gpus: Any  # a list, None where it was not asked for, or {"error": …}
+    modules: dict[str, bool]  # those that a script imports, and whether they are there
     free: int  # bytes on the disk of the work folder
 
     def expanded(self) -> dict[str, str]:
@@ -48,13 +49,16 @@ class Check:
     said: str
 
 
-def question(config: Mapping[str, Any], paths: Iterable[str]) -> Request:
+def question(
+    config: Mapping[str, Any], paths: Iterable[str], modules: Sequence[str] = ()
+) -> Request:
     """What to ask the host."""
     host = config["host"]
     argument = {
         "checkouts": host["checkouts"],
         "paths": sorted(paths),
         "gpus": config["job"]["device"] != "cpu",
+        "modules": list(modules),
     }
     fields = {"python": host["python"], "env": host["env"], "argument": json.dumps(argument)}
     return Request(op="probe", fields=fields, payload=zlib.compress(PROGRAM.read_bytes()))
@@ -99,8 +103,15 @@ def check_python(found: Found) -> Iterator[Check]:
 
 
 def check_packages(config: Mapping[str, Any], found: Found, made: bool) -> Iterator[Check]:
-    """What the job imports; a script is asked nothing."""
+    """What the job imports, as far as it is sure to."""
     job = config["job"]["name"]
+    python = found.environment["executable"]
+    for name in (name for name, there in found.modules.items() if not there):
+        said = (
+            f"{name}, which the script imports, is not installed for {python}; install it there, set "
+            f"host.python, or send it along with job.files=[{name}.py]"
+        )
+        yield Check(what=name, ok=False, said=said)
     if job == "script":
         return
     captures = job == "capture_states" or (config["data"]["capture"] is not None and not made)

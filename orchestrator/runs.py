@@ -108,6 +108,21 @@ def find_run(name: str, results: Path) -> Path:
     return found[0]
 
 
+def results_of(given: str | None) -> Path:
+    """The folder that a verb's `results=` names; quotes as Hydra wants them may be around it.
+
+    Raises InputError where no results are kept there.
+    """
+    if given is None:
+        return CLONE / "results"
+    if len(given) > 1 and given[0] == given[-1] and given[0] in "'\"":
+        given = given[1:-1].replace(f"\\{given[0]}", given[0])
+    folder = Path(given).expanduser().absolute()
+    if not given or not runs_folder(folder).is_dir():
+        raise InputError(f"no runs are kept in results={given}: there is no {runs_folder(folder)}")
+    return folder
+
+
 def all_runs(results: Path) -> list[Path]:
     """The folders of all runs on this machine, oldest first."""
     return sorted(p for p in runs_folder(results).glob("*") if RunPaths(p).run.is_file())

@@ -120,7 +120,7 @@ class HostConfig:
     """Where jobs run."""
 
     name: str = MISSING
-    alias: str | None = None  # what `ssh ALIAS` would take; None: this machine
+    alias: str | None = MISSING  # what `ssh ALIAS` would take; None: this machine
     ssh_config: str | None = None  # as ssh -F; None: ssh's own files
     work: str = MISSING  # folder for snapshots, inputs and runs
     python: str = MISSING  # interpreter with torch and safetensors

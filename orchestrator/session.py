@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.channel import Channel, open_local
-from orchestrator.check_code import check_code
+from orchestrator.check_code import check_code, modules_of
 from orchestrator.errors import HostUnreachable, OrchestratorError
 from orchestrator.paths import CLONE, runs_folder
 from orchestrator.plan import Input, inputs_of
@@ -84,12 +84,13 @@ class Session:
         key = json.dumps([config.get(name) for name in sections], sort_keys=True)
         if key not in self._inputs:
             inputs = inputs_of(config)
-            script = inputs.get("script")
-            if script is not None and script.tree is not None:
-                sources = [file.source for file in script.tree.files.values()]
-                check_code(source for source in sources if isinstance(source, Path))
+            check_code(scripts_of(inputs))
             self._inputs[key] = inputs
         return self._inputs[key]
+
+    def modules(self, config: dict[str, Any]) -> list[str]:
+        """What a script of one's own imports."""
+        return modules_of(scripts_of(self.inputs(config)))
 
     def link(self, host: dict[str, Any]) -> Link:
         """The connection to a host; opened where there is none."""
@@ -158,6 +159,15 @@ class Session:
         if tracking not in self._stores:
             self._stores[tracking] = self._pool.submit(open_and_heal, tracking, results)
         return self._stores[tracking]
+
+
+def scripts_of(inputs: dict[str, Input]) -> list[Path]:
+    """The files of a script that lies on this machine."""
+    script = inputs.get("script")
+    if script is None or script.tree is None:
+        return []
+    sources = [file.source for file in script.tree.files.values()]
+    return [source for source in sources if isinstance(source, Path)]
 
 
 def key_of(host: dict[str, Any]) -> str:

@@ -42,6 +42,7 @@ LABELS = {
     "coverage": "coverage",
 }
 ORDER = tuple(LABELS)
+MOST_CHANGES = 6  # another interpreter differs in hundreds of packages
 PLAIN_WIDTH = 120  # where there is no terminal to ask
 
 
@@ -91,8 +92,11 @@ class Show:
     ) -> None:
         """What the job will run in, and what of that is not as it was in the last run there."""
         self.line(f"where    {environment_in_words(environment)}", style="dim")
-        for change in changes:
+        for change in changes[:MOST_CHANGES]:
             self.line(f"changed  {change} (since {last})", style="yellow")
+        if len(changes) > MOST_CHANGES:
+            more = len(changes) - MOST_CHANGES
+            self.line(f"changed  and {more} more, in the run's preflight.json", style="yellow")
 
     def meanwhile(self, run_id: str, verdict: Mapping[str, Any]) -> None:
         """What became of a run that nobody followed to its end."""

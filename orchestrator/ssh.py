@@ -82,7 +82,8 @@ def _start_program(
             ) from None
         raise HostError(
             f"{name}: the login shell did not start {python}: "
-            f"{said or f'it ended with {status}'}; try: ssh {shlex.quote(name)} true"
+            f"{said or f'it ended with {status}'}; is host.python an interpreter, and does "
+            f"`ssh {shlex.quote(name)} true` work?"
         ) from None
     except TimeoutError:
         raise HostError(

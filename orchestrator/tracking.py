@@ -13,6 +13,7 @@ import fcntl
 import logging
 import os
 import re
+import shlex
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -78,7 +79,7 @@ def how_to_open(tracking: Tracking) -> str:
         return safe_uri(tracking.uri)
     if tracking.uri == default_tracking(CLONE / "results").uri:
         return "python -m orchestrator ui"
-    return f"python -m orchestrator ui 'tracking.uri={safe_uri(tracking.uri)}'"
+    return f"python -m orchestrator ui {shlex.quote(f'tracking.uri={safe_uri(tracking.uri)}')}"
 
 
 def sqlite_uri(database: Path) -> str:

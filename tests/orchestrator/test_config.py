@@ -102,7 +102,7 @@ def test_an_override_wins_over_the_experiment_and_both_stand() -> None:
         (["+experiment=layers_m1_2_30", "+extra=1"], "extra is set by an override, but the job"),
         (
             ["+experiment=layers_m1_2_30", "job.steps=3", "job.steps=2"],
-            r"job\.steps=3 is set by an override, but the config holds 2",
+            r"job\.steps is given twice, as job\.steps=3 and job\.steps=2",
         ),
         (["+experiment=layers_m1_2_30", "job.name=nope"], "job.name is 'nope'; the jobs are"),
         (["+experiment=layers_m1_2_30", "claim=1"], r"claim in override claim: 1 is no str"),
@@ -222,7 +222,7 @@ def test_raw_types(value: object, kind: object, fine: bool) -> None:
     ],
 )
 def test_what_looks_like_a_secret_is_not_filed(name: str, value: str, secret: bool) -> None:
-    host = {"env": {name: value}, "gpus": None, "ssh_config": None, "alias": None}
+    host = {"env": {name: value}, "gpus": None, "ssh_config": None, "alias": None, "name": "x"}
     if not secret:
         check_host(host)
         return
@@ -234,3 +234,28 @@ def test_what_looks_like_a_secret_is_not_filed(name: str, value: str, secret: bo
 def test_each_gpu_is_named_once(gpus: list[int]) -> None:
     with pytest.raises(InputError, match="name each GPU once"):
         check_host({"env": {}, "gpus": gpus, "ssh_config": None, "alias": None})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["results="], "results is empty"),
+        (["host.alias=gpu8"], "choose host=ssh with it"),
+        (["host=ssh"], "host.alias"),
+        (["host=ssh", "host.alias=gpu8", "host.work=relative/x"], "give its absolute path"),
+        (["job.threads=1", "job.threads=2"], "job.threads is given twice"),
+        (["host.gpus=[0]", "host.gpus=[1]"], "host.gpus is given twice"),
+        (["job=script", "job.path=x.py", "job.args=[5]"], "5 is no str; quote it"),
+        (["job=script", "job.path=x.py", "job.args=[hf_abcdefghijklmnop]"], "looks like a secret"),
+    ],
+)
+def test_a_slip_on_the_command_line_is_told_as_what_it_is(overrides: list[str], words: str) -> None:
+    first = [] if "job=script" in overrides else ["+experiment=layers_m1_2_30"]
+    with pytest.raises(InputError, match=re.escape(words)):
+        resolved(*first, *overrides)
+
+
+def test_results_are_absolute_and_tilde_is_the_home() -> None:
+    config = resolved("+experiment=layers_m1_2_30", "results='~/my results'").config
+    assert config["results"] == str(Path.home() / "my results")
+    assert config["host"]["work"] == str(Path.home() / "my results" / "host")

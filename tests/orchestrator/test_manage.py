@@ -223,8 +223,9 @@ def test_attach_follows_to_the_end_and_one_command_at_a_time(
     assert attached.returncode == 0, out
     assert "answer  42 " in out
     assert_answered(place, folder)
-    assert place.verb("attach", folder.name) == 2
-    assert "has ended and was judged" in capfd.readouterr().err
+    capfd.readouterr()
+    assert place.verb("attach", folder.name) == 0  # shows the answer again
+    assert "answer  42 " in capfd.readouterr().out
 
 
 def test_logs_are_bytes_from_the_host_and_then_from_here(
@@ -294,9 +295,12 @@ def test_a_run_whose_command_died_before_the_start_is_closed(
     assert main(place.arguments()) == 0
     (answered,) = place.runs()
     first, second = (left_before_its_start(place, answered, f"20990101-{n}") for n in "ab")
+    (second / "request.json").write_text("{}")  # its start may be on the way
     capfd.readouterr()
     assert place.verb("runs") == 0
-    assert re.search(rf"{first.name} +local +never started", capfd.readouterr().out)
+    out = capfd.readouterr().out
+    for folder in (first, second):
+        assert re.search(rf"{folder.name} +local +never started +attach starts it", out)
     assert place.verb("attach", first.name) == 0  # the same code: it is started now
     assert_answered(place, first)
     assert place.verb("collect") == 0
@@ -425,6 +429,34 @@ def test_a_run_can_be_started_and_left(place: Place, capfd: pytest.CaptureFixtur
     assert_answered(place, folder)
 
 
+def test_a_host_that_was_never_reached_has_started_nothing(
+    place: Place, capfd: pytest.CaptureFixture[str]
+) -> None:
+    alias = ["host=ssh", "host.alias=no-such-host.invalid"]
+    assert main([*place.arguments(), *alias]) == 1
+    assert "nothing was started" in capfd.readouterr().out
+    (folder,) = place.runs()
+    assert read(folder, "verdict.json")["verdict"] == "not_answered"
+    assert place.filed(folder).info.status == "FAILED"
+    # One whose command died on the way there is closed without asking that host.
+    left = left_before_its_start(place, folder, "20990101-left")
+    assert place.verb("runs") == 0
+    assert re.search(r"20990101-left .* never started", capfd.readouterr().out)
+    assert place.verb("cancel", left.name) == 0
+    assert read(left, "verdict.json")["verdict"] == "not_answered"
+
+
+def test_verbs_take_results_as_runs_do(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+    place.gate.touch()
+    assert main(place.arguments()) == 0
+    capfd.readouterr()
+    for spelt in (f"results={place.results}", f"results='{place.results}'"):
+        assert main(["runs", spelt]) == 0
+        assert place.runs()[0].name in capfd.readouterr().out
+    assert main(["runs", "results=/nowhere"]) == 2
+    assert "no runs are kept in results=/nowhere" in capfd.readouterr().err
+
+
 class Terminal:
     """A command on a terminal of its own."""
 
@@ -485,18 +517,20 @@ def test_ctrl_c_on_a_terminal_asks(place: Place, keys: bytes, ending: str) -> No
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["attach"], "attach needs a run"),
+        (["attach"], "attach takes one run"),
         (["attach", "nothing"], "there is no run nothing"),
         (["logs", "x", "-x"], "logs takes no '-x'"),
         (["cancel", "results"], "there is no run"),
-        (["runs", "extra"], "runs needs no run"),
+        (["runs", "extra"], "runs takes no run"),
         (["collect", "colour=red"], "collect takes no 'colour=red'"),
         (["attch", "x"], "did you mean 'attach'"),
+        (["runs", "host=nope"], "no run here was made on a host named nope"),
     ],
 )
 def test_a_wrong_argument_is_one_sentence(
     place: Place, capfd: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
+    (place.results / "runs").mkdir(parents=True)
     assert place.verb(*arguments) == 2
     err = capfd.readouterr().err
     assert words in err

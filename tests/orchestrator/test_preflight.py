@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.channel import open_local
+from orchestrator.check_code import modules_of
 from orchestrator.errors import InputError
 from orchestrator.plan import Input
 from orchestrator.preflight import (
@@ -56,6 +57,7 @@ def found(**more: Any) -> Found:
         "memory": {"available": 8 * GIB, "total": 16 * GIB},
         "gpus": [{"index": 0, "name": "RTX 6000"}, {"index": 1, "name": "RTX 6000"}],
         "free": 10 * GIB,
+        "modules": {},
     }
     return Found(**{**copy.deepcopy(sound), **more})
 
@@ -166,10 +168,26 @@ def test_transformers_is_needed_only_where_states_are_captured() -> None:
     assert said(capturing, host, inputs=inputs, made=True) == ""
 
 
-def test_a_script_is_asked_for_nothing_but_python() -> None:
+def test_a_script_is_asked_for_python_and_what_it_imports() -> None:
     script = config(job={"name": "script", "device": "auto"})
-    bare = found(environment={**packages(torch=None, safetensors=None), "torch": None})
-    assert said(script, bare, inputs={}) == ""
+    bare = {"environment": {**packages(torch=None, safetensors=None), "torch": None}}
+    assert said(script, found(**bare), inputs={}) == ""
+    missing = found(**bare, modules={"numpy": True, "helper": False})
+    sentence = said(script, missing, inputs={})
+    assert "helper, which the script imports, is not installed for /opt/python" in sentence
+    assert "job.files=[helper.py]" in sentence
+    assert "numpy" not in sentence
+
+
+def test_only_what_a_script_is_sure_to_import_is_asked_for(tmp_path: Path) -> None:
+    script, helper = tmp_path / "my_test.py", tmp_path / "helper.py"
+    script.write_text(
+        "from __future__ import annotations\nimport os.path, torch as t\nimport helper\n"
+        "from safetensors.torch import load_file\nfrom eagle3 import layers\nfrom . import x\n"
+        "try:\n    import maybe\nexcept ImportError:\n    pass\n\n\ndef f():\n    import later\n"
+    )
+    helper.write_text("import numpy\n")
+    assert modules_of([script, helper]) == ["numpy", "os", "safetensors", "torch"]
 
 
 def test_a_folder_that_is_to_be_made_must_not_be_there() -> None:
@@ -187,7 +205,8 @@ def test_the_question_is_answered_by_the_interpreter_that_jobs_get(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "input").write_bytes(b"12345")
     with open_local(tmp_path / "root", sys.executable) as channel:
-        request = question(asked, [str(tmp_path / "input"), "/nowhere"])
+        modules = ["os", "torch", "no_such_module", "json"]
+        request = question(asked, [str(tmp_path / "input"), "/nowhere"], modules)
         (reply,) = channel.pipeline([request], check=False)
         answer = answer_of(channel, reply)
         assert answer.environment["packages"]["made-up"] == "1.2"
@@ -196,6 +215,7 @@ def test_the_question_is_answered_by_the_interpreter_that_jobs_get(
         assert not answer.paths["/nowhere"]["exists"]
         assert answer.gpus is None
         assert answer.free > 0
+        assert [name for name, there in answer.modules.items() if not there] == ["no_such_module"]
         for python, words in (("/nowhere/python", "cannot be run"), ("/bin/false", "cannot tell")):
             other = question(config(host={"python": python}), [])
             (reply,) = channel.pipeline([other], check=False)
