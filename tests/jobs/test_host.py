@@ -411,13 +411,12 @@ def test_follow_gives_way_to_the_next_request(
 ) -> None:
     channel.pipeline([start({"do": "gate"})])
     eventually(lambda: state_of(channel)["state"] == "running")
-    # Would take a minute if the second request had to wait for the first.
+    # A first request that did not give way would stay unanswered for longer than this.
+    channel._deadline_s = 20.0
     waiting = Request(op="follow", fields={"run_id": "run-1", "wait_s": 60, "seen": ["running"]})
-    begun = time.monotonic()
     _, cancelled = channel.pipeline(
         [waiting, Request(op="signal", fields={"run_id": "run-1", "signal": "TERM"})]
     )
-    assert time.monotonic() - begun < 30
     assert cancelled.header["signalled"]
 
 
