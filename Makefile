@@ -22,7 +22,7 @@ run: setup
 test: setup
 	$(RUN) -m pytest -q -m 'not ssh and not runs'
 
-# Whole commands that die, detach and are taken up again.
+# Whole commands that answer, fail, die, detach and are taken up again.
 test-runs: setup
 	$(RUN) -m pytest -q -m runs
 

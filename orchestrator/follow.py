@@ -55,7 +55,8 @@ def noting_interrupts(wish: Wish, at_once: Callable[[], bool]) -> Iterator[None]
     It is KeyboardInterrupt, as usual, where `at_once` says that nobody looks at the wish soon, and
     when it comes again before anybody did.
     """
-    if threading.current_thread() is not threading.main_thread():
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as `nohup` or a script's & has it
+    if ignored or threading.current_thread() is not threading.main_thread():
         yield  # Python lets only the main thread listen
         return
 

@@ -140,6 +140,7 @@ def test_half_a_reply_is_unreachable() -> None:
 def test_ctrl_c_in_a_waiting_request_leaves_the_channel_usable(
     channel: Channel, tmp_path: Path
 ) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's & ignores it
     (tmp_path / "root/runs/run-1").mkdir(parents=True)
     pid = channel.hello()["pid"]
     assert os.getsid(pid) != os.getsid(0), "Ctrl-C in a terminal would end the program, too"
@@ -148,6 +149,7 @@ def test_ctrl_c_in_a_waiting_request_leaves_the_channel_usable(
     with pytest.raises(KeyboardInterrupt):
         channel.request("follow", run_id="run-1", wait_s=60, seen=["queued"])
     timer.join()
+    signal.signal(signal.SIGINT, before)
     # The abandoned reply is read and dropped, and the host does not sit out its minute.
     assert channel.request("follow", run_id="run-1").header["state"]["state"] == "queued"
     assert channel.hello()["pid"] == pid

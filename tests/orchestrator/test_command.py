@@ -23,7 +23,10 @@ from orchestrator.__main__ import main
 from orchestrator.paths import CLONE
 from tests.orchestrator.world import World, make_world
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning")
+pytestmark = [
+    pytest.mark.runs,
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader:DeprecationWarning"),
+]
 OWN = ("wiring.embedding=own",)
 
 
