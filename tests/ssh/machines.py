@@ -43,7 +43,10 @@ cp -a "$stage/." /mnt/stage
 rm -rf "$stage"
 mount --bind "$VENV" /mnt/venv
 mount --bind "$PYTHONS" /mnt/pythons
-for place in /root /tmp /home /run "$CLONE"; do mount -t tmpfs -o mode=755 tmpfs "$place"; done
+for place in /root /tmp /home /run "$CLONE"; do
+  # A clone below one of the others is hidden with it.
+  [ ! -d "$place" ] || mount -t tmpfs -o mode=755 tmpfs "$place"
+done
 chmod 1777 /tmp
 mkdir -p "$PYTHONS"
 mount --bind /mnt/pythons "$PYTHONS"
