@@ -21,7 +21,8 @@ from tests.ssh.machines import (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
+    ours = [item for item in items if Path(__file__).parent in item.path.parents]
+    for item in ours:
         if {"make_host", "host", "client"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("ssh")
 
