@@ -442,8 +442,6 @@ class Host:
             "forgo": self.forgo,
             "follow": self.follow,
             "read": self.read,
-            "listdir": self.listdir,
-            "stat": self.stat,
             "signal": self.signal,
             "list": self.list_runs,
         }
@@ -840,26 +838,6 @@ class Host:
             raise RequestError("missing", f"there is no file {path}")
         limit = int(clipped(field(request, "limit", int, CHUNK), 0, MAX_READ))
         return {"size": size}, read_part(path, field(request, "offset", int, 0), limit)
-
-    def listdir(self, request: Fields) -> Answer:
-        """{run_id, path} → {names}; the run's own folder where there is no path."""
-        run_dir = self.known_run(request)
-        path = run_dir / relative_path(request["path"]) if request.get("path") else run_dir
-        if not path.is_dir():
-            raise RequestError("missing", f"there is no folder {path}")
-        return {"names": sorted(entry.name for entry in path.iterdir())}, b""
-
-    def stat(self, request: Fields) -> Answer:
-        """{path}, absolute or from ~ → {exists, is_dir, size, path}."""
-        path = Path(field(request, "path", str)).expanduser()
-        if not path.is_absolute():
-            raise RequestError("request", f"{path} is not an absolute path")
-        try:
-            found = path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return {"exists": False, "is_dir": False, "size": None, "path": str(path)}, b""
-        is_dir = stat.S_ISDIR(found.st_mode)
-        return {"exists": True, "is_dir": is_dir, "size": found.st_size, "path": str(path)}, b""
 
     def signal(self, request: Fields) -> Answer:
         """{run_id, signal: TERM, INT or KILL} → {state, signalled, left}: pids.

@@ -167,8 +167,8 @@ def test_no_name_is_read_by_a_shell(host, client, name):
     folder = host.home / name
     folder.mkdir(parents=True)
     (folder / "python").symlink_to(BASE / "bin/python3")
-    with client.open(python=f"~/{name}/python", work=f"~/work/{name}") as channel:
-        assert channel.hello()["root"] == f"/home/gpu/work/{name}"
+    with client.open(python=f"~/{name}/python", work=f"~/there/{name}") as channel:
+        assert channel.hello()["root"] == f"/home/gpu/there/{name}"
     assert not list(host.home.rglob("pwned"))
     os.chown(folder, host.home.stat().st_uid, host.home.stat().st_gid)
 
