@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config import metrics_of
 from orchestrator.errors import (
     Detached,
     HostUnreachable,
@@ -15,7 +14,7 @@ from orchestrator.errors import (
     TrackingError,
 )
 from orchestrator.follow import Ended
-from orchestrator.judge import Verdict, judge, not_answered, parse_predictions
+from orchestrator.judge import Verdict, judge, metrics_of, not_answered, parse_predictions
 from orchestrator.paths import RunPaths
 from orchestrator.runs import failed_result, reference, why_not, write_json
 from orchestrator.session import Session

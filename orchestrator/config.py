@@ -6,7 +6,6 @@ Whatever an experiment file or an override sets must stand in it.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +22,8 @@ from omegaconf.errors import OmegaConfBaseException
 from eagle3.errors import BadInput
 from eagle3.wiring import Wiring
 from orchestrator.errors import InputError
-from orchestrator.judge import METRICS, parse_predictions
-from orchestrator.schema import JOB_SCHEMAS, Config
+from orchestrator.judge import metrics_of, parse_predictions
+from orchestrator.raw_types import check_raw_types, schema_type
 
 # Which parts of the config a job reads. The others are dropped, so that setting one is an error.
 SECTIONS = {
@@ -118,7 +117,7 @@ def resolve(cfg: DictConfig, hydra: Any) -> Resolved:
     for key, value in leaves(resolved):
         if isinstance(value, str) and "${" in value:
             raise InputError(f"{key} still holds an interpolation after resolving: {value!r}")
-    resolved["results"] = absolute_results(resolved["results"])
+    resolved["results"] = str(Path(resolved["results"]).expanduser().absolute())
     if resolved["host"]["alias"] is None:
         resolved["host"]["work"] = str(Path(resolved["host"]["work"]).expanduser().absolute())
     uri = resolved["tracking"]["uri"]
@@ -160,16 +159,6 @@ def check_ranges(config: Mapping[str, Any]) -> None:
             raise InputError(
                 f"{key} is {states}; it must name each canonical state once, from 0 up"
             )
-
-
-def absolute_results(folder: str) -> str:
-    """Where results are kept, whatever the current folder is."""
-    return str(Path(folder).expanduser().absolute())
-
-
-def metrics_of(job: str) -> tuple[str, ...] | None:
-    """The metrics that may be predicted; a script's are its own."""
-    return None if job == "script" else METRICS
 
 
 def check_host(host: Mapping[str, Any]) -> None:
@@ -328,76 +317,6 @@ def raw_leaves(
         package = package_of(path, group)
         for key, value in leaves(raw_content(path), package):
             yield key, value, str(path)
-
-
-def check_raw_types(found: Any, job: str) -> None:
-    """YAML's own types must be the schema's: `off` and `no` are bools there, 1 is no enum's name."""
-    for key, value, where in found:
-        kind = schema_type(key, job)
-        problem = None if kind is None else type_problem(value, kind)
-        if problem:
-            raise InputError(f"{key} in {where}: {problem}")
-
-
-def schema_type(key: str, job: str) -> Any:
-    """The annotated type at a dotted key of Config, or None where there is none to check."""
-    kind: Any = Config
-    for part in key.split("."):
-        kind = without_none(kind)
-        if kind is Any and part:
-            return None
-        if typing.get_origin(kind) is dict:
-            kind = typing.get_args(kind)[1]
-            continue
-        if not dataclasses.is_dataclass(kind):
-            return None
-        hints = typing.get_type_hints(kind)
-        if part == "job" and kind is Config:
-            kind = JOB_SCHEMAS[job]
-        elif part in hints:
-            kind = hints[part]
-        else:
-            return None
-    return kind
-
-
-def without_none(kind: Any) -> Any:
-    """X for `X | None`."""
-    args = [a for a in typing.get_args(kind) if a is not type(None)]
-    return args[0] if type(None) in typing.get_args(kind) and len(args) == 1 else kind
-
-
-def type_problem(value: Any, kind: Any) -> str | None:
-    """What is wrong with a raw value for a type, or None."""
-    if isinstance(value, str) and ("${" in value or value == "???"):
-        return None
-    if value is None:
-        return None if type(None) in typing.get_args(kind) else "null is not allowed"
-    kind = without_none(kind)
-    if typing.get_origin(kind) is dict:
-        return None if isinstance(value, Mapping) else f"a mapping is needed, not {value!r}"
-    if typing.get_origin(kind) is list:
-        (item,) = typing.get_args(kind)
-        if not isinstance(value, list | tuple):
-            return (
-                f"a list is needed, such as [{'-1,2,30' if item is int else 'a,b'}], not {value!r}"
-            )
-        return next((p for p in (type_problem(v, item) for v in value) if p), None)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        if isinstance(value, kind) or value in kind.__members__:
-            return None
-        return f"{value!r} is none of {', '.join(kind.__members__)}"
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return None
-    if isinstance(kind, type) and kind in (str, bool, int, float):
-        right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-        return None if right else f"{value!r} is no {kind.__name__}{as_text(value, kind)}"
-    return None
-
-
-def as_text(value: Any, kind: type) -> str:
-    """How to say that a number is meant as text."""
-    return f"; quote it if it is meant as text: \\'{value}\\' in a shell" if kind is str else ""
 
 
 def check_experiment(

@@ -59,6 +59,11 @@ class Verdict:
         }
 
 
+def metrics_of(job: str) -> tuple[str, ...] | None:
+    """The metrics of a job that may be predicted; None for a script, whose metrics are its own."""
+    return None if job == "script" else METRICS
+
+
 def parse_predictions(
     text: str | None, metrics: Sequence[str] | None = METRICS
 ) -> tuple[Prediction, ...]:

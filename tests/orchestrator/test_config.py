@@ -11,11 +11,12 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from orchestrator.config import Resolved, check_host, resolve, type_problem
+from orchestrator.config import Resolved, check_host, resolve
 from orchestrator.errors import InputError
 from orchestrator.explain import explain
 from orchestrator.judge import parse_predictions
 from orchestrator.paths import CONF
+from orchestrator.raw_types import type_problem
 from orchestrator.schema import Where, register
 
 EXPERIMENTS = sorted(p.stem for p in (CONF / "experiment").glob("*.yaml"))
