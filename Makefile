@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 # uv reads its own settings, not pip's: pass on where pip was told to look for packages.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
-.PHONY: setup run test test-runs test-ssh check bench lab clean
+.PHONY: setup run test test-runs test-ssh test-peers check bench lab clean
 
 setup: $(VENV)/.done
 
@@ -20,7 +20,7 @@ run: setup
 	$(RUN) -m orchestrator +experiment=layers_m1_2_30
 
 test: setup
-	$(RUN) -m pytest -q -m 'not ssh and not runs'
+	$(RUN) -m pytest -q -m 'not ssh and not runs and not peers'
 
 # Whole commands that answer, fail, die, detach and are taken up again.
 test-runs: setup
@@ -29,6 +29,11 @@ test-runs: setup
 # Against real sshds; fails, instead of skipping, where there can be none.
 test-ssh: setup
 	REQUIRE_SSH=1 $(RUN) -m pytest -q -m ssh
+
+# Against the trainers' and an engine's own code, in an environment of their own outside the clone.
+test-peers: setup
+	$(RUN) tests/peers/setup_peers.py
+	REQUIRE_PEERS=1 $(RUN) -m pytest -q -m peers
 
 check: setup
 	$(VENV)/bin/ruff check .

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eagle3.errors import BadInput
-from eagle3.model import Drafter, KeysValues
+from eagle3.model import Cache, Drafter
 from eagle3.wiring import D2T, DecoderLayer
 
 ROWS_AT_ONCE = 512  # bounds the deeper steps' attention scores to [heads, 512, T]
@@ -46,29 +46,32 @@ def draft_chains(
     steps: int,
     to_target: Tensor,
     decoder_layer: DecoderLayer = DecoderLayer.included,
+    head: Tensor | None = None,
 ) -> Tensor:
     """Greedy draft chains of `steps` tokens behind each of `rows`.
 
     embedding [V, H_d] · ids [T] the text · aux [T, A·H] the concatenated aux states ·
-    rows [R] ascending positions t < T-1 · to_target [V_d] from draft_to_target_ids
+    rows [R] ascending positions t < T-1 · to_target [V_d] from draft_to_target_ids ·
+    head [V_d, H_d] the target's rows in the place of the drafter's own
     → target ids [R, steps]; entry [r, s] is drafted for position rows[r] + 2 + s.
     """
     if decoder_layer is DecoderLayer.skipped:
         # Without the layer no token enters and y stays g, so every step repeats the first.
-        first = to_target[drafter.logits(drafter.fc(aux[rows])).argmax(-1)]
+        first = to_target[drafter.logits(drafter.fuse(aux[rows]), head).argmax(-1)]
         return first[:, None].expand(-1, steps).contiguous()
 
     length = int(rows[-1]) + 1
     prefix = torch.arange(length, device=ids.device)
-    native: list[KeysValues] = []
-    g = drafter.fc(aux[:length])[None]
-    y = drafter.midlayer(embedding[ids[1 : length + 1]][None], g, prefix, native)
+    native: Cache = []
+    g = drafter.fuse(aux[:length])[None]
+    y = drafter.step(embedding[ids[1 : length + 1]][None], g, prefix, native)
     chains = []
     for chunk in rows.split(ROWS_AT_ONCE):
         hidden, cache = y[:, chunk], list(native)
-        drafted = [to_target[drafter.logits(hidden[0]).argmax(-1)]]
+        drafted = [to_target[drafter.logits(hidden[0], head).argmax(-1)]]
         while len(drafted) < steps:
-            hidden = drafter.midlayer(embedding[drafted[-1]][None], hidden, chunk, cache)
-            drafted.append(to_target[drafter.logits(hidden[0]).argmax(-1)])
+            fed = drafter.feedback(hidden)
+            hidden = drafter.step(embedding[drafted[-1]][None], fed, chunk, cache)
+            drafted.append(to_target[drafter.logits(hidden[0], head).argmax(-1)])
         chains.append(torch.stack(drafted, 1))
     return torch.cat(chains)

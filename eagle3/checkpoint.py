@@ -1,86 +1,95 @@
-"""Reading drafter checkpoints in SpecForge's layout, strictly.
+"""Reading drafter checkpoints of every layout, strictly.
 
-A folder holds `config.json` and either `model.safetensors` or `pytorch_model.bin`. Every tensor the
-drafter needs must be there in its right shape and nothing else may be; all faults are named in one
-error. Pickled code is never executed.
+A folder holds `config.json` and its weights: `model.safetensors`, an index with its shards, or
+`pytorch_model.bin`. Every tensor that the drafter needs must be there in its right shape and nothing
+else may be; all faults are named in one error. Pickled code is never executed.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from eagle3.checkpoints import LAYOUTS, examine
+from eagle3.checkpoints.agree import expected_shapes, optional_shapes, own_name
 from eagle3.errors import BadInput
 from eagle3.files import first_line, load_pt, read_json
+from eagle3.form import DrafterForm
+from eagle3.headers import BIN_INDEX, INDEX, Weights, find_weights
 from eagle3.model import Drafter, DrafterShape
 
-WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
-# Switches of other trainers that change the forward pass. A file that asks for one is refused, since
-# running it without would give a plausible wrong number.
-UNSUPPORTED_SWITCHES = (
-    "norm_before_residual",
-    "norm_before_fc",
-    "fc_norm",
-    "norm_output",
-    "attention_bias",
-    "mlp_bias",
-)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+EMBEDDING = "embed_tokens.weight"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterCheckpoint:
-    """A drafter as loaded; `embedding` [V, H_d] is None where the file has none of its own."""
+    """A drafter as loaded; `embedding` [V, H_d], as stored, is None where the file has none."""
 
     drafter: Drafter
+    form: DrafterForm
     embedding: Tensor | None
     fingerprint: str  # sha256 over config.json and the weights
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # the layout, and every default that changes what is computed
 
 
-def load_drafter(folder: Path, device: str = "cpu") -> DrafterCheckpoint:
-    """The drafter in `folder`, in float32; raises BadInput that names every fault."""
-    config = read_json(folder / "config.json")
+def load_drafter(
+    folder: Path, device: str = "cpu", *, layout: str | None = None
+) -> DrafterCheckpoint:
+    """The drafter in `folder`, in float32; raises BadInput that names every fault.
+
+    `layout` names one of eagle3.checkpoints.LAYOUTS instead of looking for it.
+    """
+    where = folder / "config.json"
+    config = read_json(where)
     weights = find_weights(folder)
-    tensors = read_tensors(weights)
-    shape, notes = drafter_shape(config, tensors, folder / "config.json")
-    embedding = tensors.pop("embed_tokens.weight", None)
-    drafter = Drafter(shape)
-    needed = {name: tuple(t.shape) for name, t in drafter.state_dict().items()}
-    optional = {"d2t", "t2d"} if shape.draft_vocab == shape.vocab else set()
-    check_tensors(needed, optional, tensors, embedding, shape, weights)
+    files = read_files(weights)
+    shapes = {name: tuple(t.shape) for name, t in files.items()}
+    form, faults = examine(config, shapes, where, layout=layout)
+    tensors = {own_name(name): tensor for name, tensor in files.items()}
+    faults += wrong_tensors(form, tensors) + wrong_numbers(files)
+    if form is None or faults:
+        raise BadInput(f"{weights.files[0]} and {where} do not fit: {'; '.join(faults)}")
+    embedding = tensors.pop(EMBEDDING, None)
+    notes = [*said_aloud(form, config), *complete_tables(form, tensors)]
+    drafter = Drafter(drafter_shape(form))
     drafter.load_state_dict({**drafter.state_dict(), **tensors})
-    if embedding is not None:
-        embedding = embedding.float().to(device)
     return DrafterCheckpoint(
         drafter=drafter.float().eval().requires_grad_(False).to(device),
-        embedding=embedding,
-        fingerprint=fingerprint_files([folder / "config.json", weights]),
+        form=form,
+        embedding=None if embedding is None else embedding.to(device),
+        fingerprint=fingerprint_files([where, *index_file(weights), *weights.files]),
         notes=tuple(notes),
     )
 
 
-def find_weights(folder: Path) -> Path:
-    """The weights file of a checkpoint folder."""
-    found = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
-    if not found:
-        raise BadInput(f"{folder} holds no weights: expected {' or '.join(WEIGHT_FILES)}")
-    if len(found) > 1:
-        raise BadInput(
-            f"{folder} holds both {found[0].name} and {found[1].name}, which may differ; move one away"
-        )
-    return found[0]
+def read_files(weights: Weights) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, mapped where the format allows it."""
+    tensors: dict[str, Tensor] = {}
+    for path in weights.files:
+        for name, tensor in read_tensors(path).items():
+            if name in tensors:
+                raise BadInput(f"{path} holds {name}, which another file of the folder holds too")
+            tensors[name] = tensor
+    if weights.kind == "bin" and (weights.folder / BIN_INDEX).is_file():
+        listed = read_json(weights.folder / BIN_INDEX).get("weight_map") or {}
+        if lacking := sorted(set(listed) ^ set(tensors)):
+            raise BadInput(
+                f"{weights.folder / BIN_INDEX} and its files do not agree on {', '.join(lacking)}"
+            )
+    return tensors
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a weights file, memory-mapped where the format allows it."""
+    """The tensors of one weights file."""
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -92,136 +101,107 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return dict(loaded)
 
 
-def drafter_shape(
-    config: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path
-) -> tuple[DrafterShape, list[str]]:
-    """Sizes from config.json, and notes on every default that was taken because a key is absent."""
-    notes = []
-
-    def integer(key: str, default: int | None = None) -> int:
-        value = config.get(key)
-        if value is None:
-            if default is None:
-                raise BadInput(f"{path} lacks '{key}'")
-            notes.append(f"{path.name} lacks '{key}': {default} taken")
-            value = default
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise BadInput(f"{path}: '{key}' must be a positive integer, not {value!r}")
-        return value
-
-    for where, block in (("", config), ("eagle_config.", config.get("eagle_config") or {})):
-        for switch in UNSUPPORTED_SWITCHES:
-            if block.get(switch):
-                raise BadInput(
-                    f"{path} sets {where}{switch}={block[switch]!r}, which this version does not run; "
-                    "scoring the drafter without it would give a wrong number"
-                )
-    if config.get("hidden_act", "silu") != "silu":
-        raise BadInput(f"{path} sets hidden_act={config['hidden_act']!r}; this version runs silu")
-    if config.get("norm_output") is False:
-        notes.append(
-            f"{path.name} sets norm_output=false, read as engines do: the head sees the normed state, "
-            "the next step the one before the norm"
-        )
-    if declared := declared_layer_ids(config):
-        notes.append(
-            f"{path.name} declares aux layer ids {list(declared)}, in no stated convention"
-        )
-    if config.get("num_hidden_layers", 1) != 1:
-        raise BadInput(
-            f"{path} declares {config['num_hidden_layers']} decoder layers; this version runs "
-            "drafters of one layer"
-        )
-    hidden, heads = integer("hidden_size"), integer("num_attention_heads")
-    vocab = integer("vocab_size")
-    target_hidden = integer("target_hidden_size", hidden)
-    fc = tensors.get("fc.weight")
-    fc_width = fc.shape[-1] if fc is not None and fc.dim() == 2 else 3 * target_hidden
-    if fc_width % target_hidden:
-        raise BadInput(
-            f"{path}: fc.weight takes {fc_width} inputs, no multiple of the target's hidden size "
-            f"{target_hidden}"
-        )
-    norm_eps = config.get("rms_norm_eps")
-    if not isinstance(norm_eps, float):
-        raise BadInput(f"{path}: 'rms_norm_eps' must be a float, not {norm_eps!r}")
-    theta, rope_note = rope_theta(config, path)
-    notes += [rope_note] if rope_note else []
-    return DrafterShape(
-        hidden=hidden,
-        heads=heads,
-        kv_heads=integer("num_key_value_heads", heads),
-        head_dim=integer("head_dim", hidden // heads),
-        intermediate=integer("intermediate_size"),
-        vocab=vocab,
-        draft_vocab=integer("draft_vocab_size", vocab),
-        target_hidden=target_hidden,
-        num_aux=fc_width // target_hidden,
-        norm_eps=norm_eps,
-        rope_theta=theta,
-    ), notes
+def wrong_tensors(form: DrafterForm | None, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Missing and unread tensors. Wrong shapes are named where file and config are compared."""
+    if form is None:
+        return ()
+    needed, optional = expected_shapes(form), optional_shapes(form)
+    present = {layer_of(name) for name in tensors}
+    missing = [f"missing {n}" for n in needed if n not in tensors and layer_of(n) in present]
+    unread = [f"unexpected {n}" for n in tensors if n not in needed and n not in optional]
+    return tuple(first_few(missing) + first_few(unread))
 
 
-def rope_theta(config: Mapping[str, Any], path: Path) -> tuple[float, str | None]:
-    """The rotary base in the old or the new spelling; scaled rotary embeddings are refused."""
-    block = config.get("rope_parameters") or {}
-    scaling = config.get("rope_scaling") or {}
-    if not isinstance(block, dict) or not isinstance(scaling, dict):
-        raise BadInput(f"{path}: rope_parameters and rope_scaling must be objects or null")
-    kind = scaling.get("rope_type") or scaling.get("type") or block.get("rope_type") or "default"
-    if kind != "default":
-        raise BadInput(f"{path} asks for '{kind}' rope scaling, which this version does not run")
-    theta = config.get("rope_theta")
-    if theta is None:
-        theta = block.get("rope_theta")
-    if theta is None:
-        return 10_000.0, f"{path.name} lacks 'rope_theta': 10000 taken, as trainers and engines do"
-    if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
-        raise BadInput(f"{path}: 'rope_theta' must be a positive number, not {theta!r}")
-    return float(theta), None
+def layer_of(name: str) -> str:
+    """What a tensor belongs to. A layer that is missing as a whole is named where layers are counted."""
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "layers" else ""
 
 
-def check_tensors(
-    needed: Mapping[str, tuple[int, ...]],
-    optional: set[str],
-    tensors: Mapping[str, Tensor],
-    embedding: Tensor | None,
-    shape: DrafterShape,
-    path: Path,
-) -> None:
-    """Names, shapes and number types of a checkpoint's tensors; every fault in one BadInput."""
-    faults = [f"missing {name}" for name in needed if name not in tensors and name not in optional]
-    faults += [f"unexpected {name}" for name in tensors if name not in needed]
-    for name, want in needed.items():
-        if name in tensors and tuple(tensors[name].shape) != want:
-            faults.append(f"{name} is {list(tensors[name].shape)}, expected {list(want)}")
-    if embedding is not None and tuple(embedding.shape) != (shape.vocab, shape.hidden):
-        faults.append(
-            f"embed_tokens.weight is {list(embedding.shape)}, expected [{shape.vocab}, {shape.hidden}]"
-        )
-    d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
-    if d2t is not None and d2t.dtype not in (torch.int64, torch.int32):
-        faults.append(f"d2t holds {d2t.dtype}, expected whole numbers (int64)")
-    if t2d is not None and t2d.dtype is not torch.bool:
-        faults.append(f"t2d holds {t2d.dtype}, expected a mask (bool)")
-    own = {} if embedding is None else {"embed_tokens.weight": embedding}
-    for name, tensor in {**tensors, **own}.items():
-        if name in ("d2t", "t2d"):
-            continue
-        if not tensor.is_floating_point():
-            faults.append(f"{name} holds {tensor.dtype}, expected floating point")
+def first_few(faults: list[str], most: int = 12) -> list[str]:
+    """A list that can be read: the first faults, and how many more there are."""
+    more = [f"and {len(faults) - most} more"] if len(faults) > most else []
+    return faults[:most] + more
+
+
+def wrong_numbers(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Tensors of the wrong number type, and such as hold NaN or infinity."""
+    faults = []
+    for name, tensor in tensors.items():
+        if name == "d2t":
+            if tensor.dtype not in (torch.int64, torch.int32):
+                faults.append(f"d2t holds {tensor.dtype}, expected whole numbers (int64)")
+        elif name == "t2d":
+            if tensor.dtype is not torch.bool:
+                faults.append(f"t2d holds {tensor.dtype}, expected a mask (bool)")
+        elif tensor.dtype not in FLOATS:
+            faults.append(f"{name} holds {tensor.dtype}, expected floating point of 16 or 32 bits")
         elif not torch.isfinite(tensor).all():
             faults.append(f"{name} holds NaN or infinity")
-    if faults:
-        raise BadInput(f"{path} does not fit its config.json: {'; '.join(faults)}")
+    return tuple(faults)
 
 
-def declared_layer_ids(config: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The aux layer ids a config.json states, nested or at top level; None where it states none."""
-    key = "eagle_aux_hidden_state_layer_ids"
-    nested = config.get("eagle_config") or {}
-    ids = nested.get(key, config.get(key))
-    return None if ids is None else tuple(ids)
+def drafter_shape(form: DrafterForm) -> DrafterShape:
+    """The sizes and switches that the drafter is built from."""
+    values = {name: setting.value for name, setting in form.settings()}
+    sizes = {
+        field.name: values[field.name] for field in fields(DrafterShape) if field.name in values
+    }
+    if not any(sizes["windows"]):
+        sizes["windows"] = ()
+    return DrafterShape(**sizes, own_head=form.head.value == "own")
+
+
+def said_aloud(form: DrafterForm, config: Mapping[str, Any]) -> list[str]:
+    """The layout, the defaults that matter, and keys that ecosystems read in different ways."""
+    notes = [f"drafter: layout {form.layout.value}, since {form.layout.origin}"]
+    for name in LAYOUTS[form.layout.value].LOUD:
+        setting = getattr(form, name)
+        if "default of" in setting.origin:
+            value = setting.value.plain() if name == "rope" else setting.value
+            notes.append(f"config.json does not state {name}: {value} taken, {setting.origin}")
+    if form.layout.value == "specforge" and "norm_output" in config:
+        notes.append(
+            f"config.json sets norm_output={config['norm_output']}, read as SpecForge trains: whether "
+            "the head sees the normed state; engines read that key as what the next step is fed"
+        )
+    if form.layout.value == "specforge" and form.rope.value.kind == "dynamic":
+        notes.append(
+            "dynamic rope scaling is computed as transformers does; SpecForge's own table is scaled "
+            "from the first position on"
+        )
+    if form.layer_ids.value is not None:
+        means = form.layer_convention
+        convention = f"the {means.value} convention" if means.value else "no stated convention"
+        notes.append(
+            f"config.json declares aux layer ids {list(form.layer_ids.value)}, in {convention} "
+            f"({means.origin})"
+        )
+    return notes
+
+
+def complete_tables(form: DrafterForm, tensors: dict[str, Tensor]) -> list[str]:
+    """Fill in the mask t2d where the file has none, and say where the two tables disagree."""
+    d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
+    if d2t is None:
+        return []
+    ids = torch.arange(len(d2t)) + d2t
+    inside = (ids >= 0) & (ids < form.vocab.value)
+    mask = torch.zeros(form.vocab.value, dtype=torch.bool)
+    mask[ids[inside]] = True
+    if t2d is None:
+        tensors["t2d"] = mask
+        return ["the file has no t2d: taken from d2t, read as offsets"]
+    if not torch.equal(mask, t2d) or not inside.all():
+        return ["d2t, read as offsets, and t2d do not name the same target ids"]
+    return []
+
+
+def index_file(weights: Weights) -> list[Path]:
+    """The index of a checkpoint in several files."""
+    names = {"sharded": INDEX, "bin": BIN_INDEX}
+    path = weights.folder / names.get(weights.kind, INDEX)
+    return [path] if weights.kind in names and path.is_file() else []
 
 
 def fingerprint_files(paths: Iterable[Path]) -> str:
@@ -233,59 +213,3 @@ def fingerprint_files(paths: Iterable[Path]) -> str:
             while block := file.read(1 << 20):
                 digest.update(block)
     return f"sha256:{digest.hexdigest()}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TargetParts:
-    """What a drafter takes from its target's checkpoint."""
-
-    num_layers: int
-    embedding: Tensor  # [V, H]
-    fingerprint: str  # sha256 over config.json and the embedding, not over all weights
-
-
-def load_target_parts(folder: Path, device: str = "cpu") -> TargetParts:
-    """The embedding table and the number of layers of a target in Hugging Face's layout."""
-    config_path = folder / "config.json"
-    config = read_json(config_path)
-    text_config = config.get("text_config", config)  # multimodal targets nest the language model
-    num_layers = text_config.get("num_hidden_layers")
-    if not isinstance(num_layers, int):
-        raise BadInput(f"{config_path} lacks 'num_hidden_layers'")
-    path, name = find_target_tensor(folder, "embed_tokens.weight")
-    try:
-        with safe_open(path, framework="pt") as file:
-            embedding = file.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise BadInput(f"{path} is damaged or truncated: {first_line(error)}") from error
-    digest = hashlib.sha256(config_path.read_bytes())
-    digest.update(embedding.contiguous().view(torch.uint8).numpy().tobytes())
-    return TargetParts(
-        num_layers=num_layers,
-        embedding=embedding.float().to(device),
-        fingerprint=f"sha256:{digest.hexdigest()}",
-    )
-
-
-def find_target_tensor(folder: Path, suffix: str) -> tuple[Path, str]:
-    """The file and full name of the target's one tensor whose name ends in `suffix`."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        entries = {
-            name: folder / file for name, file in read_json(index).get("weight_map", {}).items()
-        }
-    else:
-        single = folder / "model.safetensors"
-        try:
-            with safe_open(single, framework="pt") as file:
-                entries = dict.fromkeys(file.keys(), single)
-        except FileNotFoundError as error:
-            raise BadInput(
-                f"{folder} holds neither model.safetensors nor model.safetensors.index.json"
-            ) from error
-        except (SafetensorError, OSError) as error:
-            raise BadInput(f"{single} is damaged or truncated: {first_line(error)}") from error
-    names = [name for name in entries if name == suffix or name.endswith(f".{suffix}")]
-    if len(names) != 1:
-        raise BadInput(f"{folder} holds {len(names)} tensors named *.{suffix}, expected one")
-    return entries[names[0]], names[0]

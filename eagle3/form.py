@@ -7,14 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-T = TypeVar("T")
+from eagle3.errors import BadInput
+
+T = TypeVar("T", covariant=True)
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class BadForm(BadInput):
+    """A checkpoint whose config and file contradict each other; `faults` has one sentence for each."""
+
+    def __init__(self, where: Path, faults: tuple[str, ...]) -> None:
+        super().__init__(f"{where}: {'; '.join(faults)}")
+        self.faults = faults
 
 
 @dataclass(frozen=True)
 class Setting(Generic[T]):
-    """A value and who says so: `config.json: norm_before_residual`, `fc.weight`, `default of SpecForge`."""
+    """A value and who says so: a config key, a tensor of the file, or `default of` an ecosystem."""
 
     value: T
     origin: str
@@ -37,7 +49,7 @@ class Rope:
 class DrafterForm:
     """A drafter checkpoint's sizes and wiring switches. H_d its width, H the target's."""
 
-    layout: Setting[str]  # specforge, speculators
+    layout: Setting[str]  # specforge, speculators; its origin is what gave it away
     hidden: Setting[int]  # H_d
     heads: Setting[int]
     kv_heads: Setting[int]
@@ -48,6 +60,7 @@ class DrafterForm:
     draft_vocab: Setting[int]  # V_d
     target_hidden: Setting[int]  # H
     num_aux: Setting[int]  # A; fc takes A·H
+    windows: Setting[tuple[int | None, ...]]  # sliding attention window a layer; None: whole text
     norm_eps: Setting[float]
     rope: Setting[Rope]
     max_positions: Setting[int | None]
@@ -60,10 +73,11 @@ class DrafterForm:
     mlp_bias: Setting[bool]
     fc_bias: Setting[bool]
     qk_norm: Setting[bool]  # Qwen3's norms on q and k, a head
-    embedding: Setting[str]  # own: in the file; target: absent from it
-    head: Setting[str]  # own or target, likewise
+    embedding: Setting[str | None]  # own: in the file; target: absent from it; None: not examined
+    head: Setting[str | None]  # likewise
     layer_ids: Setting[tuple[int, ...] | None]
     layer_convention: Setting[str | None]  # what the trainer's ids mean; None: not known
+    target_name: Setting[str | None]  # the target's name or folder, where the config states it
 
     def settings(self) -> Iterator[tuple[str, Setting[Any]]]:
         """Every switch by name."""
@@ -82,6 +96,26 @@ class DrafterForm:
         rows = [(name, str(plain_value(s.value)), s.origin) for name, s in self.settings()]
         wide = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return [f"{name:<{wide[0]}}  {value:<{wide[1]}}  {origin}" for name, value, origin in rows]
+
+
+def read_form(
+    config: Mapping[str, Any],
+    shapes: Shapes | None,
+    where: Path,
+    *,
+    layout: str | None = None,
+) -> DrafterForm:
+    """The form of a checkpoint from its config.json (`where`) and its tensors' names and shapes.
+
+    `shapes` is None where the file was not examined; `layout` names one of LAYOUTS instead of looking
+    for it. Raises BadForm, which names every contradiction.
+    """
+    from eagle3.checkpoints import examine  # the layouts are written in terms of this module
+
+    form, faults = examine(config, shapes, where, layout=layout)
+    if form is None or faults:
+        raise BadForm(where, faults)
+    return form
 
 
 def plain_value(value: Any) -> Any:

@@ -26,8 +26,9 @@ CONFIDENCE = 0.95
 class Truth(str, Enum):
     """What a drafted token is compared with."""
 
-    target_argmax = "target_argmax"
-    next_token = "next_token"
+    target_argmax = "target_argmax"  # the target's own full-vocabulary choice
+    next_token = "next_token"  # of the text; the same where the target wrote it greedily
+    stored_teacher = "stored_teacher"  # the data's last slot through the head: what a trainer saw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +47,23 @@ class Chains:
     in_vocab: Tensor
 
 
-def truth_tokens(ids: Tensor, argmax: Tensor | None, truth: Truth, where: str) -> Tensor:
-    """The truth for every position [T]: entry p is what a drafted token for p must be."""
+def truth_tokens(ids: Tensor, chosen: Tensor | None, truth: Truth, where: str) -> Tensor:
+    """The truth for every position [T]: entry p is what a drafted token for p must be.
+
+    `chosen` [T] is what the target, or the stored teacher, chooses behind each position; the text
+    itself needs none.
+    """
     if truth is Truth.next_token:
         return ids
-    if argmax is None:
+    if chosen is None:
+        lacking = {
+            Truth.target_argmax: "no target_argmax; add it with job=capture_states",
+            Truth.stored_teacher: "no slot that a trainer would take for its teacher",
+        }
         raise BadInput(
-            f"{where} has no target_argmax; capture it with job=capture_states, or score against the "
-            "text with job.truth=next_token"
+            f"{where} has {lacking[truth]}, or score against the text with job.truth=next_token"
         )
-    return torch.cat([ids[:1], argmax[:-1]])
+    return torch.cat([ids[:1], chosen[:-1]])
 
 
 def scored_rows(mask: Tensor) -> Tensor:
@@ -248,14 +256,18 @@ def paired_difference(
 def summarise(
     texts: Sequence[Mapping[str, Count]], truth: Truth, steps: int, seed: int = 0
 ) -> tuple[dict[str, Rate], dict[str, list[tuple[int, Rate]]], list[str]]:
-    """Metrics, curves over steps, and notes on what could not be computed for want of positions."""
+    """Metrics, curves over steps, and notes on what could not be computed for want of positions.
+
+    Counts named accuracy/TRUTH are of that truth, all others of `truth`.
+    """
     metrics: dict[str, Rate] = {}
     curves: dict[str, list[tuple[int, Rate]]] = {}
     notes: list[str] = []
     for name in texts[0]:
         length = name.startswith("accept_length")
         limits = (1.0, steps + 1.0) if length else (0.0, 1.0)
-        found = rate([text[name] for text in texts], truth, limits=limits, seed=seed)
+        of = Truth(name.partition("/")[2]) if name.startswith("accuracy/") else truth
+        found = rate([text[name] for text in texts], of, limits=limits, seed=seed)
         if found is None:
             notes.append(f"{name} has no scored position and is left out")
         elif "@" in name:

@@ -1,7 +1,7 @@
-"""The EAGLE-3 drafter in plain torch: one decoder layer between the target's states and a head.
+"""The EAGLE-3 drafter in plain torch: decoder layers between the target's states and a head.
 
 Row t pairs the target's states at position t with the next token x[t+1], stands at rope position t,
-and predicts x[t+2]:
+and predicts x[t+2]. As SpecForge, EAGLE and the engines have it:
 
     g = fc(cat(h[k1], h[k2], h[k3]))                     # [H_d], only on the first step
     z = cat(input_layernorm(embed(x[t+1])), hidden_norm(g))   # embedding first, [2 H_d]
@@ -10,25 +10,34 @@ and predicts x[t+2]:
     logits = lm_head(norm(y))                            # [V_d]
 
 The next step of a chain takes y (before the norm) in the place of g, the drafted token in the place
-of x[t+1], and stands at position t+1.
+of x[t+1], and stands at position t+1. DrafterShape's switches change this; layers behind the first
+are ordinary decoder layers on y.
 
-Source: SafeAILab/EAGLE `cnets.py`, SpecForge `llama3_eagle.py`, SGLang `llama_eagle3.py`.
+Source: SafeAILab/EAGLE `cnets.py`, SpecForge `llama3_eagle.py`, speculators `models/eagle3/core.py`,
+SGLang `llama_eagle3.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from eagle3.errors import BadInput
+from eagle3.form import Rope
+from eagle3.rope import cos_sin, rotate
+
 KeysValues = tuple[Tensor, Tensor]  # each [B, kv_heads, T, head_dim]
+Cache = list[list[KeysValues]]  # [step][layer]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterShape:
-    """Sizes of a drafter, named as in its config.json."""
+    """Sizes and switches of a drafter; the switches' defaults are the reference's."""
 
     hidden: int
     heads: int
@@ -40,50 +49,91 @@ class DrafterShape:
     target_hidden: int
     num_aux: int
     norm_eps: float
-    rope_theta: float
+    rope: Rope
+    num_layers: int = 1
+    windows: tuple[int | None, ...] = ()  # sliding attention window a layer; empty: none has one
+    norm_before_residual: bool = False  # the residual is hidden_norm(g)
+    norm_before_fc: bool = False  # one norm over the whole concatenation
+    fc_norm: bool = False  # one norm a chunk of it
+    feedback_normed: bool = False  # the next step takes norm(y)
+    head_norm: bool = True  # the head takes norm(y)
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    fc_bias: bool = False
+    qk_norm: bool = False  # norms on q and k, a head
+    own_head: bool = True  # False: the target's head is to be used
+
+    def norm(self, width: int) -> nn.RMSNorm:
+        """A norm over `width` values."""
+        return nn.RMSNorm(width, eps=self.norm_eps)
 
 
 class Attention(nn.Module):
-    """Self-attention over cat(embedding, hidden), input twice as wide as its output."""
+    """Self-attention; in the first layer over cat(embedding, hidden), twice as wide as its output."""
 
-    def __init__(self, shape: DrafterShape) -> None:
+    def __init__(self, shape: DrafterShape, inputs: int, window: int | None) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.window = shape, window
         width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.q_proj = nn.Linear(2 * shape.hidden, width, bias=False)
-        self.k_proj = nn.Linear(2 * shape.hidden, kv_width, bias=False)
-        self.v_proj = nn.Linear(2 * shape.hidden, kv_width, bias=False)
-        self.o_proj = nn.Linear(width, shape.hidden, bias=False)
+        bias = shape.attention_bias
+        self.q_proj = nn.Linear(inputs, width, bias=bias)
+        self.k_proj = nn.Linear(inputs, kv_width, bias=bias)
+        self.v_proj = nn.Linear(inputs, kv_width, bias=bias)
+        self.o_proj = nn.Linear(width, shape.hidden, bias=bias)
+        if shape.qk_norm:
+            self.q_norm = shape.norm(shape.head_dim)
+            self.k_norm = shape.norm(shape.head_dim)
 
-    def project(self, z: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """z [B, T, 2H], positions [T] → q [B, heads, T, d], k and v [B, kv_heads, T, d]."""
+    def project(self, z: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """z [B, T, inputs] → q [B, heads, T, d], k and v [B, kv_heads, T, d]."""
 
         def split(x: Tensor) -> Tensor:
-            return x.view(*x.shape[:2], -1, self.shape.head_dim).transpose(1, 2)
+            return x.view(*x.shape[:2], -1, self.shape.head_dim)
 
         q, k, v = split(self.q_proj(z)), split(self.k_proj(z)), split(self.v_proj(z))
-        cos, sin = rope(positions, self.shape.head_dim, self.shape.rope_theta, q.dtype)
+        if self.shape.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        cos, sin = cos.to(q.dtype), sin.to(q.dtype)  # under autocast q is narrower than g
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
-    def forward(self, z: Tensor, rows: Tensor, cache: list[KeysValues]) -> Tensor:
-        """Attend from `rows` [R] of the text; z [B, R, 2H] → [B, R, H]. Appends to `cache`.
+    def forward(
+        self,
+        z: Tensor,
+        rows: Tensor,
+        turn: tuple[Tensor, Tensor],
+        earlier: Sequence[KeysValues],
+    ) -> tuple[Tensor, KeysValues]:
+        """Attend from `rows` [R] of the text; z [B, R, inputs] → [B, R, H] and the step's own keys.
 
-        `cache` is what a serving engine's cache holds at this step. Empty on the first step, whose
-        rows must be 0..R-1 and attend causally among themselves. On step s, row t sees the first
-        step's keys (cache[0]) up to its own index and then its own keys of steps 1..s, and stands
-        at rope position t + s.
+        `turn` is the step's cos and sin; `earlier` is what this layer kept of the steps before.
         """
-        q, k, v = self.project(z, rows + len(cache))
-        cache.append((k, v))
-        if len(cache) == 1:
+        q, k, v = self.project(z, *turn)
+        if earlier:
+            a = attend_chain(q, earlier[0], [*earlier[1:], (k, v)], rows, self.window)
+        elif self.window is None:
             a = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
-            a = attend_chain(q, cache[0], cache[1:], rows)
+            seen = visible(rows, len(rows), self.window)
+            a = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
         out: Tensor = self.o_proj(a.transpose(1, 2).flatten(2))
-        return out
+        return out, (k, v)
 
 
-def attend_chain(q: Tensor, native: KeysValues, own: list[KeysValues], rows: Tensor) -> Tensor:
+def visible(rows: Tensor, length: int, window: int | None) -> Tensor:
+    """Which of the first step's keys 0..length-1 each of `rows` [R] sees, [R, length].
+
+    A window is counted from the row, at deeper steps as well: that is how speculators trains. An
+    engine counts it from the position, which is a step further on with each step.
+    """
+    columns = torch.arange(length, device=rows.device)
+    seen = columns[None, :] <= rows[:, None]
+    return seen if window is None else seen & (columns[None, :] > rows[:, None] - window)
+
+
+def attend_chain(
+    q: Tensor, native: KeysValues, own: Sequence[KeysValues], rows: Tensor, window: int | None
+) -> Tensor:
     """Row t of `rows` over native keys 0..t and its own deeper keys.
 
     q [B, heads, R, d]; native [B, kv_heads, T, d]; each of own [B, kv_heads, R, d] → [B, heads, R, d].
@@ -92,8 +142,7 @@ def attend_chain(q: Tensor, native: KeysValues, own: list[KeysValues], rows: Ten
     keys, values = (x.repeat_interleave(repeat, 1) for x in native)
     scale = q.shape[-1] ** -0.5
     scores = (q @ keys.transpose(-1, -2)) * scale  # [B, heads, R, T]
-    columns = torch.arange(keys.shape[2], device=q.device)
-    scores = scores.masked_fill(columns[None, :] > rows[:, None], float("-inf"))
+    scores = scores.masked_fill(~visible(rows, keys.shape[2], window), float("-inf"))
     deeper = [(q * k.repeat_interleave(repeat, 1)).sum(-1, keepdim=True) * scale for k, _ in own]
     weights = torch.cat([scores, *deeper], -1).softmax(-1)  # [B, heads, R, T + len(own)]
     out = weights[..., : keys.shape[2]] @ values
@@ -102,30 +151,15 @@ def attend_chain(q: Tensor, native: KeysValues, own: list[KeysValues], rows: Ten
     return out
 
 
-def rope(
-    positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, head_dim] of the half-split rotary embedding, computed in float32."""
-    half = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
-    angles = positions.float()[:, None] * theta ** -half[None, :]
-    angles = torch.cat([angles, angles], -1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Half-split rotation; x [B, heads, T, d], cos and sin [T, d]."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], -1) * sin
-
-
 class Mlp(nn.Module):
     """SwiGLU."""
 
     def __init__(self, shape: DrafterShape) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
-        self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
+        bias = shape.mlp_bias
+        self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=bias)
+        self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=bias)
+        self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., H] → [..., H]."""
@@ -133,27 +167,46 @@ class Mlp(nn.Module):
         return out
 
 
-class Midlayer(nn.Module):
-    """The decoder layer; parameter names are those of the SpecForge layout."""
+class DecoderLayer(nn.Module):
+    """A decoder layer; the first one (index 0) takes the embedding and the hidden state."""
 
-    def __init__(self, shape: DrafterShape) -> None:
+    def __init__(self, shape: DrafterShape, index: int) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)  # of the embedding
-        self.hidden_norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
-        self.self_attn = Attention(shape)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+        self.shape = shape
+        window = shape.windows[index] if shape.windows else None
+        self.input_layernorm = shape.norm(shape.hidden)  # in the first layer, of the embedding
+        if index == 0:
+            self.hidden_norm = shape.norm(shape.hidden)
+        inputs = shape.hidden if index else 2 * shape.hidden
+        self.self_attn = Attention(shape, inputs, window)
+        self.post_attention_layernorm = shape.norm(shape.hidden)
         self.mlp = Mlp(shape)
 
-    def forward(self, embedded: Tensor, g: Tensor, rows: Tensor, cache: list[KeysValues]) -> Tensor:
-        """One step for `rows` [R]: embedded and g [B, R, H] → y [B, R, H]. Appends to `cache`."""
-        z = torch.cat([self.input_layernorm(embedded), self.hidden_norm(g)], -1)
-        r = g + self.self_attn(z, rows, cache)
-        out: Tensor = r + self.mlp(self.post_attention_layernorm(r))
-        return out
+    def forward(
+        self,
+        embedded: Tensor | None,
+        g: Tensor,
+        rows: Tensor,
+        turn: tuple[Tensor, Tensor],
+        earlier: Sequence[KeysValues],
+    ) -> tuple[Tensor, KeysValues]:
+        """One step for `rows` [R]: g [B, R, H] → y [B, R, H]. `embedded` goes to the first layer."""
+        if embedded is None:
+            residual, z = g, self.input_layernorm(g)
+        else:
+            normed = self.hidden_norm(g)
+            residual = normed if self.shape.norm_before_residual else g
+            z = torch.cat([self.input_layernorm(embedded), normed], -1)
+        attended, kept = self.self_attn(z, rows, turn, earlier)
+        r = residual + attended
+        return r + self.mlp(self.post_attention_layernorm(r)), kept
 
 
 class Drafter(nn.Module):
-    """An EAGLE-3 drafter without its token embedding, which may be the target's."""
+    """An EAGLE-3 drafter without its token embedding, which may be the target's.
+
+    Parameter names are SpecForge's for the first layer, `layers.i` for the others.
+    """
 
     d2t: Tensor
     t2d: Tensor
@@ -161,14 +214,72 @@ class Drafter(nn.Module):
     def __init__(self, shape: DrafterShape) -> None:
         super().__init__()
         self.shape = shape
-        self.fc = nn.Linear(shape.num_aux * shape.target_hidden, shape.hidden, bias=False)
-        self.midlayer = Midlayer(shape)
-        self.norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
-        self.lm_head = nn.Linear(shape.hidden, shape.draft_vocab, bias=False)
+        width = shape.num_aux * shape.target_hidden
+        if shape.norm_before_fc:
+            self.input_norm = shape.norm(width)
+        if shape.fc_norm:
+            norms = [shape.norm(shape.target_hidden) for _ in range(shape.num_aux)]
+            self.fc_norm = nn.ModuleList(norms)
+        self.fc = nn.Linear(width, shape.hidden, bias=shape.fc_bias)
+        self.midlayer = DecoderLayer(shape, 0)
+        self.layers = nn.ModuleDict(
+            {str(i): DecoderLayer(shape, i) for i in range(1, shape.num_layers)}
+        )
+        self.norm = shape.norm(shape.hidden)
+        if shape.own_head:
+            self.lm_head = nn.Linear(shape.hidden, shape.draft_vocab, bias=False)
         self.register_buffer("d2t", torch.zeros(shape.draft_vocab, dtype=torch.int64))
         self.register_buffer("t2d", torch.ones(shape.vocab, dtype=torch.bool))
 
-    def logits(self, y: Tensor) -> Tensor:
-        """y [..., H] → logits over the draft vocabulary [..., V_d]."""
-        out: Tensor = self.lm_head(self.norm(y))
+    def fuse(self, aux: Tensor) -> Tensor:
+        """The concatenated aux states [..., A·H] → g [..., H_d]."""
+        if self.shape.norm_before_fc:
+            aux = self.input_norm(aux)
+        if self.shape.fc_norm:
+            chunks = aux.split(self.shape.target_hidden, -1)
+            pairs = zip(self.fc_norm, chunks, strict=True)
+            aux = torch.cat([norm(chunk) for norm, chunk in pairs], -1)
+        out: Tensor = self.fc(aux)
         return out
+
+    def step(self, embedded: Tensor, g: Tensor, rows: Tensor, cache: Cache) -> Tensor:
+        """One step for `rows` [R] of the text: embedded and g [B, R, H_d] → y [B, R, H_d].
+
+        `cache` is what a serving engine's cache holds at this step; the step's keys are appended.
+        Empty on the first step, whose rows must be 0..R-1 and attend causally among themselves. On
+        step s, row t sees the first step's keys (cache[0]) up to its own index and then its own keys
+        of steps 1..s, and stands at rope position t + s. Entries of deeper steps lie as `rows` do,
+        so that rows may be gathered out of them.
+        """
+        turn = cos_sin(self.shape.rope, rows + len(cache), self.shape.head_dim, g.dtype)
+        embedded = embedded.to(g.dtype)  # a target's table comes in the numbers it is stored in
+        y, kept = self.midlayer(embedded, g, rows, turn, [step[0] for step in cache])
+        entries = [kept]
+        for index, layer in enumerate(self.layers.values(), 1):
+            y, kept = layer(None, y, rows, turn, [step[index] for step in cache])
+            entries.append(kept)
+        cache.append(entries)
+        return y  # type: ignore[no-any-return]
+
+    def feedback(self, y: Tensor) -> Tensor:
+        """What the next step takes in the place of g."""
+        out: Tensor = self.norm(y) if self.shape.feedback_normed else y
+        return out
+
+    def logits(self, y: Tensor, head: Tensor | None = None) -> Tensor:
+        """y [..., H_d] → logits over the draft vocabulary [..., V_d].
+
+        `head` [V_d, H_d], rows of the target's, is used in the place of the drafter's own.
+        """
+        if head is None:
+            if not self.shape.own_head:
+                raise BadInput("the drafter has no head of its own; set wiring.head=target")
+            head = self.lm_head.weight
+        return F.linear(self.norm(y) if self.shape.head_norm else y, head)
+
+    def rewired(self, **switches: Any) -> Drafter:
+        """The same weights with other switches of its shape."""
+        with torch.device("meta"):
+            other = Drafter(replace(self.shape, **switches))
+        other.load_state_dict(self.state_dict(), assign=True)
+        return other.train(self.training).requires_grad_(False)

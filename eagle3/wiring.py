@@ -6,7 +6,7 @@ No torch here: the command line validates a wiring before anything heavy is impo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
@@ -36,6 +36,21 @@ class Embedding(str, Enum):
     target = "target"
 
 
+class Head(str, Enum):
+    """Whose output head scores the drafter's states."""
+
+    own = "own"
+    target = "target"  # its rows for the draft vocabulary
+
+
+class Residual(str, Enum):
+    """What the attention's output is added to."""
+
+    declared = "declared"  # what the checkpoint says it was trained with
+    raw = "raw"  # fc's output, whatever the checkpoint says: what SGLang does
+    normed = "normed"  # hidden_norm of it
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wiring:
     """One way to connect a drafter; `layers` means nothing without `convention`."""
@@ -45,11 +60,13 @@ class Wiring:
     d2t: D2T = D2T.offset
     decoder_layer: DecoderLayer = DecoderLayer.included
     embedding: Embedding = Embedding.target
+    head: Head = Head.own
+    residual: Residual = Residual.declared
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Wiring:
         """A wiring from plain data; unknown keys and unknown values are errors."""
-        unknown = sorted(set(raw) - {"layers", "convention", "d2t", "decoder_layer", "embedding"})
+        unknown = sorted(set(raw) - {field.name for field in fields(cls)})
         if unknown:
             raise BadInput(f"wiring has no switch named {', '.join(unknown)}")
         try:
@@ -59,6 +76,9 @@ class Wiring:
                 d2t=D2T(raw["d2t"]),
                 decoder_layer=DecoderLayer(raw["decoder_layer"]),
                 embedding=Embedding(raw["embedding"]),
+                # Requests that were written before these switches were do not name them.
+                head=Head(raw.get("head", Head.own.value)),
+                residual=Residual(raw.get("residual", Residual.declared.value)),
             )
         except KeyError as error:
             raise BadInput(f"wiring.{error.args[0]} is missing") from error
@@ -77,4 +97,6 @@ class Wiring:
             "d2t": self.d2t.value,
             "decoder_layer": self.decoder_layer.value,
             "embedding": self.embedding.value,
+            "head": self.head.value,
+            "residual": self.residual.value,
         }

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,13 +19,14 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from eagle3.checkpoint import load_target_parts
+from eagle3.data import CAPTURE_FILE, read_capture
 from eagle3.errors import BadInput
 from eagle3.files import first_line
 from eagle3.repetition import cut
-from eagle3.samples import CAPTURE_FILE, read_capture
+from eagle3.target import load_target_parts
+from jobs.choices import choose
 from jobs.events import Events
-from jobs.files import write_json_atomic
+from jobs.files import made_whole, write_json_atomic
 from jobs.inputs import pick_device, target_folder
 
 SHARD = 2000  # samples a rows_* folder
@@ -53,7 +52,10 @@ def open_job(request: Mapping[str, Any], events: Events) -> CaptureStates:
 
 
 class CaptureStates:
-    """Answers cases `{"case_id": …, "prompts": path, "out": path, "states": […], …}`."""
+    """Answers cases `{"case_id": …, "prompts": path, "out": path, "states": […], …}`.
+
+    With `data` in the place of `prompts` and `states`, it is eagle3.data.argmax that is written.
+    """
 
     def __init__(
         self, request: Mapping[str, Any], events: Events, device: str, folder: Path
@@ -70,6 +72,8 @@ class CaptureStates:
 
         With case['keep'] a folder that is there already is the answer: another run made it.
         """
+        if "data" in case:
+            return choose(self.model, self.folder, case, self.events)
         out, states = Path(case["out"]), [int(k) for k in case["states"]]
         outside = [k for k in states if not 0 <= k <= len(self.layers)]
         if outside:
@@ -89,21 +93,16 @@ class CaptureStates:
                     f"{case['prompts']}, line {line}: ids reach from {min(prompt)} to {max(prompt)}, "
                     f"but the target's vocabulary has {vocab}"
                 )
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}.", dir=out.parent))
         try:
-            summary = self.capture(case, prompts, states, temporary)
-            write_json_atomic(temporary / CAPTURE_FILE, summary)
-            temporary.rename(out)
-        except OSError as error:
+            with made_whole(out) as temporary:
+                summary = self.capture(case, prompts, states, temporary)
+                write_json_atomic(temporary / CAPTURE_FILE, summary)
+        except BadInput:
             # Two captures of the same data may race; the first to finish wins, with the same content.
             found = read_capture(out) if case["keep"] else None
             if found is None:
-                where = error.filename or out
-                raise BadInput(f"{where} cannot be written: {error.strerror or error}") from error
+                raise
             summary = found
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
         return self.answer(out, summary)
 
     def answer(self, out: Path, summary: dict[str, Any]) -> dict[str, Any]:

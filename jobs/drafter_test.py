@@ -1,23 +1,30 @@
 """Score a drafter on captured states: one case a wiring.
 
-The drafter, the target's embedding and the list of sample files are read once; samples are streamed
-for each case, so memory stays flat.
+The drafter, the target's parts and the form of the data are read once; samples are streamed for each
+case, so memory stays flat.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from eagle3.chain import draft_chains, draft_to_target_ids
-from eagle3.checkpoint import DrafterCheckpoint, TargetParts, load_drafter, load_target_parts
+from eagle3 import trainer_metrics
+from eagle3.chain import draft_chains
+from eagle3.checkpoint import DrafterCheckpoint, load_drafter
+from eagle3.connect import Connected, check_fit, connect
+from eagle3.data import find_data, read_capture
+from eagle3.data.argmax import with_argmax
+from eagle3.data.form import DataForm
 from eagle3.errors import BadInput
 from eagle3.metrics import (
     Count,
+    Rate,
     Truth,
     count_chains,
     judge_chains,
@@ -25,10 +32,17 @@ from eagle3.metrics import (
     summarise,
     truth_tokens,
 )
-from eagle3.samples import Sample, read_capture, read_samples, sample_files, stored_states
-from eagle3.wiring import Embedding, Wiring
+from eagle3.samples import LeftOut, Sample, check_stored, read_samples
+from eagle3.target import TargetParts, load_target_parts
+from eagle3.trainer_metrics.tally import Tally
+from eagle3.tree import check_sizes, count_trees, draft_trees, judge_trees
+from eagle3.truths import AGREEMENT, count_truths, gap_notes, reference_of, truths_of
+from eagle3.wiring import Wiring
 from jobs.events import Events
-from jobs.inputs import pick_device, target_folder
+from jobs.inputs import capture_missing_data, pick_device, target_folder
+
+OURS = "ours"
+Figure = Rate | trainer_metrics.Figure
 
 
 def open_job(request: Mapping[str, Any], events: Events) -> DrafterTest:
@@ -37,47 +51,38 @@ def open_job(request: Mapping[str, Any], events: Events) -> DrafterTest:
     inputs = request["inputs"]
     capture_missing_data(inputs["data"], events)
     target = load_target_parts(target_folder(inputs["target"]), device)
-    drafter = load_drafter(Path(inputs["drafter"]["path"]), device)
+    drafter = load_drafter(
+        Path(inputs["drafter"]["path"]), device, layout=inputs["drafter"].get("layout")
+    )
     check_fit(drafter, target)
-    folder = Path(inputs["data"]["path"])
-    states = stored_states(folder, inputs["data"]["states"])
-    captured = read_capture(folder)
+    form = find_data(
+        Path(inputs["data"]["path"]),
+        layout=inputs["data"].get("layout"),
+        states=inputs["data"]["states"],
+        hidden=target.hidden,
+        num_layers=target.num_layers,
+    )
+    captured = read_capture(form.folder)
     if captured and captured.get("target") not in (None, target.fingerprint):
         raise BadInput(
-            f"{folder} was captured from another target ({captured['target'][:19]}…) than "
+            f"{form.folder} was captured from another target ({captured['target'][:19]}…) than "
             f"{inputs['target']['path']} ({target.fingerprint[:19]}…); capture it again"
         )
-    files = sample_files(folder)[: request["max_samples"]]
-    for note in drafter.notes:
+    events.note(f"data {form.folder}: layout {form.layout}, since {form.why}")
+    for note in (*drafter.notes, *form.notes):
         events.note(note)
-    return DrafterTest(request, events, device, target, drafter, files, states)
+    return DrafterTest(request, events, device, target, drafter, form)
 
 
-def capture_missing_data(data: Mapping[str, Any], events: Events) -> None:
-    """Capture the data first where the request says how and it is not there yet.
+@dataclass
+class Counts:
+    """Raw counts of the texts so far, each a list with an entry a text."""
 
-    In one job with the test, so that an answer needs nobody who waits for the capture.
-    """
-    request = data.get("capture")
-    if request is None or read_capture(Path(data["path"])):
-        return
-    from jobs import capture_states
-
-    (case,) = request["cases"]
-    capture_states.open_job(request, events).run_case(case)
-    if request["device"] != "cpu" and torch.cuda.is_available():
-        torch.cuda.empty_cache()  # the target is gone; its memory goes back to the GPU's others
-
-
-def check_fit(drafter: DrafterCheckpoint, target: TargetParts) -> None:
-    """The drafter must have been made for a target of this vocabulary and width."""
-    shape = drafter.drafter.shape
-    vocab, hidden = target.embedding.shape
-    if (shape.vocab, shape.target_hidden) != (vocab, hidden):
-        raise BadInput(
-            f"the drafter is made for a target of vocabulary {shape.vocab} and hidden size "
-            f"{shape.target_hidden}, but this target has {vocab} and {hidden}"
-        )
+    paths: list[Path] = field(default_factory=list)
+    chains: list[dict[str, Count]] = field(default_factory=list)
+    truths: list[dict[str, Count]] = field(default_factory=list)
+    references: set[Truth] = field(default_factory=set)
+    trainers: list[dict[str, Tally]] = field(default_factory=list)
 
 
 class DrafterTest:
@@ -90,119 +95,208 @@ class DrafterTest:
         device: str,
         target: TargetParts,
         drafter: DrafterCheckpoint,
-        files: list[Path],
-        states: tuple[int, ...],
+        form: DataForm,
     ) -> None:
         self.steps = int(request["steps"])
         self.truth = Truth(request["truth"])
+        self.tree: Mapping[str, int] | None = request.get("tree")
+        trainers = [name for name in request.get("metrics", [OURS]) if name != OURS]
+        ttt_steps = request.get("ttt_steps")
+        self.trainers = {name: ttt_steps or trainer_metrics.STEPS[name] for name in trainers}
         self.seed = int(request["seed"])
         self.events = events
         self.device = device
         self.target = target
         self.checkpoint = drafter
-        self.files = files
-        self.states = states
+        self.form = form
+        self.max_samples: int | None = request["max_samples"]
+        data = request["inputs"]["data"]
+        self.damaged = data.get("damaged", "fail")
+        self.argmax = Path(data["target_argmax"]) if data.get("target_argmax") else None
 
     def run_case(self, case: Mapping[str, Any]) -> dict[str, Any]:
         """Metrics, curves, counts a sample, the resolved wiring and fingerprints of one wiring."""
         wiring = Wiring.parse(case["wiring"])
-        aux = wiring.states(self.target.num_layers)
-        drafter = self.checkpoint.drafter
-        if len(aux) != drafter.shape.num_aux:
-            raise BadInput(
-                f"wiring.layers names {len(aux)} states, but the drafter's fc takes "
-                f"{drafter.shape.num_aux}"
-            )
-        embedding = self.embedding(wiring.embedding)
-        to_target = draft_to_target_ids(drafter.d2t, wiring.d2t, drafter.shape.vocab)
-        texts: list[dict[str, Count]] = []
-        digest = hashlib.sha256()
-        for sample in read_samples(
-            self.files,
-            self.states,
-            vocab=drafter.shape.vocab,
-            hidden=drafter.shape.target_hidden,
-            device=self.device,
-        ):
+        tied = connect(self.checkpoint, self.target, wiring)
+        check_stored(self.form, tied.states)
+        if self.tree:
+            check_sizes(self.steps, **self.tree, draft_vocab=len(tied.to_target))
+        total = len(self.form.files[: self.max_samples])
+        counts, left_out, digest = Counts(), LeftOut(), hashlib.sha256()
+        for sample in self.samples(left_out):
             digest.update(sample_digest(sample))
-            truth = truth_tokens(
-                sample.input_ids, sample.target_argmax, self.truth, str(sample.path)
-            )
-            rows = scored_rows(sample.loss_mask)
-            if not len(rows):
-                raise BadInput(
-                    f"{sample.path}: loss_mask has no two neighbouring positions, so nothing can be "
-                    "scored"
-                )
-            drafted = draft_chains(
-                drafter,
-                embedding,
-                sample.input_ids,
-                sample.aux(aux),
-                rows,
-                steps=self.steps,
-                to_target=to_target,
-                decoder_layer=wiring.decoder_layer,
-            )
-            chains = judge_chains(
-                drafted, rows, sample.input_ids, sample.loss_mask, truth, drafter.t2d
-            )
-            texts.append(count_chains(chains))
-            self.events.progress("score", len(texts), len(self.files))
-        metrics, curves, notes = summarise(texts, self.truth, self.steps, self.seed)
+            self.score(tied, sample, counts)
+            self.events.progress("score", len(counts.paths), total)
+        metrics, curves, notes = self.figures(counts)
         return {
-            "metrics": {name: rate.plain() for name, rate in metrics.items()},
+            "metrics": {name: figure.plain() for name, figure in metrics.items()},
             "curves": {
-                name: [{"step": step, **rate.plain()} for step, rate in points]
+                name: [{"step": step, **figure.plain()} for step, figure in points]
                 for name, points in curves.items()
             },
-            "samples": sample_counts(self.files, texts),
-            "wiring": {**wiring.plain(), "states": list(aux), "stored_states": list(self.states)},
+            "samples": sample_counts(counts),
+            "wiring": {
+                **wiring.plain(),
+                "states": list(tied.states),
+                "stored_states": [slot.state for slot in self.form.slots],
+            },
+            "drafter": self.checkpoint.form.plain(),
+            "data": self.form.plain(),
             "fingerprints": {
                 "target": self.target.fingerprint,
                 "drafter": self.checkpoint.fingerprint,
                 "data": f"sha256:{digest.hexdigest()}",
             },
-            "notes": [*self.checkpoint.notes, *self.vocabulary_notes(to_target), *notes],
+            "notes": [
+                *self.checkpoint.notes,
+                *self.form.notes,
+                *left_out.notes(),
+                *vocabulary_notes(tied),
+                *notes,
+            ],
         }
 
-    def vocabulary_notes(self, to_target: torch.Tensor) -> list[str]:
-        """Where this case's reading of d2t leads to tokens that t2d says are not drafted."""
-        t2d = self.checkpoint.drafter.t2d
-        outside = int((~t2d[to_target]).sum())
-        if not outside:
-            return []
-        return [
-            f"read so, {outside} of {len(to_target)} draft ids lead to tokens outside t2d, from which "
-            "coverage is counted"
-        ]
+    def samples(self, left_out: LeftOut) -> Iterator[Sample]:
+        """The samples, with the target's choices from beside the data where they lie there."""
+        samples = read_samples(
+            self.form,
+            vocab=self.target.vocab,
+            hidden=self.target.hidden,
+            device=self.device,
+            damaged=self.damaged,
+            max_samples=self.max_samples,
+            left_out=left_out,
+        )
+        if self.argmax is None:
+            return samples
+        return with_argmax(samples, self.argmax, self.form.folder, self.target.vocab)
 
-    def embedding(self, whose: Embedding) -> torch.Tensor:
-        """The token embedding [V, H_d] that the wiring names."""
-        if whose is Embedding.own:
-            if self.checkpoint.embedding is None:
-                raise BadInput(
-                    "wiring.embedding=own, but the drafter's checkpoint has no embed_tokens.weight; "
-                    "use wiring.embedding=target"
-                )
-            return self.checkpoint.embedding
-        width = self.checkpoint.drafter.shape.hidden
-        if self.target.embedding.shape[1] != width:
+    def score(self, tied: Connected, sample: Sample, counts: Counts) -> None:
+        """Add one text's raw counts."""
+        truths = truths_of(sample, self.target)
+        if self.truth not in truths:
+            truth_tokens(sample.input_ids, None, self.truth, str(sample.path))  # says what lacks
+        rows = scored_rows(sample.loss_mask)
+        if not len(rows):
             raise BadInput(
-                f"wiring.embedding=target, but the target's embedding is "
-                f"{self.target.embedding.shape[1]} wide and the drafter {width}"
+                f"{sample.path}: loss_mask has no two neighbouring positions, so nothing can be scored"
             )
-        return self.target.embedding
+        ids, aux, mask = sample.input_ids, sample.aux(tied.states), sample.loss_mask
+        t2d = tied.drafter.t2d
+        drafted = draft_chains(
+            tied.drafter,
+            tied.embedding,
+            ids,
+            aux,
+            rows,
+            steps=self.steps,
+            to_target=tied.to_target,
+            decoder_layer=tied.decoder_layer,
+            head=tied.head,
+        )
+        chains = judge_chains(drafted, rows, ids, mask, truths[self.truth], t2d)
+        found = count_chains(chains)
+        if self.tree:
+            trees = draft_trees(
+                tied.drafter,
+                tied.embedding,
+                ids,
+                aux,
+                rows,
+                steps=self.steps,
+                topk=self.tree["topk"],
+                draft_tokens=self.tree["draft_tokens"],
+                to_target=tied.to_target,
+                head=tied.head,
+                decoder_layer=tied.decoder_layer,
+            )
+            found |= count_trees(judge_trees(trees, rows, ids, mask, truths[self.truth], t2d))
+        counts.paths.append(sample.path)
+        counts.chains.append(found)
+        counts.truths.append(count_truths(drafted[:, 0], rows, mask, truths))
+        counts.references.add(reference_of(truths))
+        if self.trainers:
+            counts.trainers.append(
+                trainer_metrics.count_text(
+                    self.trainers,
+                    tied.drafter,
+                    tied.embedding,
+                    sample,
+                    aux,
+                    trainer_metrics.stored_teacher(sample, self.target),
+                    to_target=tied.to_target,
+                    head=tied.head,
+                )
+            )
+
+    def figures(
+        self, counts: Counts
+    ) -> tuple[dict[str, Figure], dict[str, Sequence[tuple[int, Figure]]], list[str]]:
+        """Metrics, curves and notes over all texts."""
+        metrics: dict[str, Figure] = {}
+        curves: dict[str, Sequence[tuple[int, Figure]]] = {}
+        rates, points, notes = summarise(counts.chains, self.truth, self.steps, self.seed)
+        metrics |= rates
+        curves |= points
+        shared = set.intersection(*(set(text) for text in counts.truths))
+        partly = sorted(set().union(*counts.truths) - shared)
+        if partly:
+            notes.append(f"some samples lack what {', '.join(partly)} needs, so it is left out")
+        # Where samples differ in what they hold, the agreement is dropped with what it rests on.
+        (reference, *mixed) = sorted(counts.references)
+        texts = [
+            {
+                name: text[name]
+                for name in text
+                if name in shared and not (mixed and name == AGREEMENT)
+            }
+            for text in counts.truths
+        ]
+        truths, _, _ = summarise(texts, reference, self.steps, self.seed)
+        metrics |= truths
+        teacher = self.form.slots[self.form.teacher]
+        state = "of no declared state" if teacher.state is None else f"state {teacher.state}"
+        for note in gap_notes(truths, f"{teacher.name}, {state}"):
+            self.events.note(note)
+            notes.append(note)
+        if self.trainers:
+            theirs, their_curves, their_notes = trainer_metrics.summarise(
+                counts.trainers, self.seed
+            )
+            metrics |= theirs
+            curves |= their_curves
+            notes += their_notes
+            for name in self.trainers:
+                listed = "; ".join(trainer_metrics.DIFFERENCES[name])
+                notes.append(f"{name}'s own figures differ from its log in: {listed}")
+        return metrics, curves, notes
 
 
-def sample_counts(files: list[Path], texts: list[dict[str, Count]]) -> list[dict[str, Any]]:
+def vocabulary_notes(tied: Connected) -> list[str]:
+    """Where this case's reading of d2t leads to tokens that t2d says are not drafted."""
+    outside = int((~tied.drafter.t2d[tied.to_target]).sum())
+    if not outside:
+        return []
+    return [
+        f"read so, {outside} of {len(tied.to_target)} draft ids lead to tokens outside t2d, from "
+        "which coverage is counted"
+    ]
+
+
+def sample_counts(counts: Counts) -> list[dict[str, Any]]:
     """Raw counts a sample, from which every figure can be computed again."""
+    trainers = counts.trainers or [{}] * len(counts.paths)
+    rows = zip(counts.paths, counts.chains, counts.truths, trainers, strict=True)
     return [
         {
             "file": "/".join(path.parts[-2:]),
-            **{name: [count.numerator, count.denominator] for name, count in counts.items()},
+            **{
+                name: [count.numerator, count.denominator]
+                for found in (chains, truths, theirs)
+                for name, count in found.items()
+            },
         }
-        for path, counts in zip(files, texts, strict=True)
+        for path, chains, truths, theirs in rows
     ]
 
 

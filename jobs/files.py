@@ -6,6 +6,10 @@ import json
 import math
 import os
 import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +105,23 @@ def _check_cases(path: Path, cases: object) -> None:
         if case_id in seen:
             raise BadInput(f"{path}: the case_id {case_id!r} stands there twice")
         seen.add(case_id)
+
+
+@contextmanager
+def made_whole(out: Path) -> Iterator[Path]:
+    """Within the block, a folder to write to; at its end it gets its name `out`, or goes.
+
+    Raises BadInput where it cannot be written, or where `out` has come to be meanwhile.
+    """
+    temporary = None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}.", dir=out.parent))
+        yield temporary
+        temporary.rename(out)
+    except OSError as error:
+        where = error.filename or out
+        raise BadInput(f"{where} cannot be written: {error.strerror or error}") from error
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from eagle3.data import read_capture
 from eagle3.errors import BadInput
 from eagle3.lab.layout import lay_out
 from jobs.events import Events
@@ -24,6 +25,22 @@ def target_folder(spec: Mapping[str, Any]) -> Path:
             f"target {path} holds no config.json; target.path must be a checkpoint folder"
         )
     return path
+
+
+def capture_missing_data(data: Mapping[str, Any], events: Events) -> None:
+    """Capture the data first where the request says how and it is not there yet.
+
+    In one job with what reads it, so that an answer needs nobody who waits for the capture.
+    """
+    request = data.get("capture")
+    if request is None or read_capture(Path(data["path"])):
+        return
+    from jobs import capture_states
+
+    (case,) = request["cases"]
+    capture_states.open_job(request, events).run_case(case)
+    if request["device"] != "cpu" and torch.cuda.is_available():
+        torch.cuda.empty_cache()  # the target is gone; its memory goes back to the GPU's others
 
 
 def pick_device(wanted: str, events: Events) -> str:

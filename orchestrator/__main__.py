@@ -107,6 +107,13 @@ def run_hydra(argv: list[str]) -> int:
             f"{error.filename} cannot be used ({error.strerror}); set results=FOLDER to a place that "
             "can be written"
         ) from error
+    except AttributeError as error:  # what OmegaConf makes of a mapping for something that is null
+        found = re.search(r"full_key: (\S+)", str(error))
+        if found is None:
+            raise
+        raise InputError(
+            f"{found[1]} is null here and takes no mapping; set its keys one by one"
+        ) from error
     finally:
         sys.argv = saved_argv
         if saved_setting is None:

@@ -29,6 +29,7 @@ from orchestrator.raw_types import check_raw_types, schema_type
 SECTIONS = {
     "drafter_test": {"wiring", "target", "drafter", "data"},
     "capture_states": {"target", "data"},
+    "inspect_data": {"target", "data"},
     "script": set(),
 }
 SHARED = {"claim", "predict", "strict", "detach", "host", "job", "tracking", "results"}
@@ -37,6 +38,10 @@ LEAST = {
     "job.threads": 1,
     "job.max_samples": 1,
     "job.seed": 0,
+    "job.first_layers": 0,
+    "job.ttt_steps": 1,
+    "job.tree.topk": 1,
+    "job.tree.draft_tokens": 2,  # the root and one drafted token
     "job.timeout_s": 0.1,
     "host.patience_s": 0,
     "data.capture.new_tokens": 0,
@@ -153,6 +158,9 @@ def check_ranges(config: Mapping[str, Any]) -> None:
         found, value = look_up(config, key)
         if found and value is not None and value < least:
             raise InputError(f"{key} is {value}, but must be at least {least}")
+    tree = config["job"].get("tree", {})
+    if len({value is None for value in tree.values()}) > 1:
+        raise InputError("a tree takes both job.tree.topk and job.tree.draft_tokens")
     for key in ("data.states", "data.capture.states"):
         found, states = look_up(config, key)
         if found and states is not None and (len(set(states)) < len(states) or min(states) < 0):

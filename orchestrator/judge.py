@@ -16,7 +16,18 @@ from typing import Any
 
 from orchestrator.errors import InputError
 
-METRICS = ("accuracy", "accept_length", "accept_length_uniform", "coverage")
+METRICS = (
+    "accuracy",
+    "accept_length",
+    "accept_length_uniform",
+    "accept_length_tree",
+    "accept_length_tree_uniform",
+    "coverage",
+    "accuracy/target_argmax",
+    "accuracy/next_token",
+    "accuracy/stored_teacher",
+    "teacher_agreement",
+)
 OPERATORS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 COMPARISON = re.compile(
     r"^\s*([A-Za-z_][A-Za-z0-9_./-]*)\s*(>=|<=|>|<)\s*([-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)\s*$"

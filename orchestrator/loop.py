@@ -217,7 +217,7 @@ def paths_asked(config: dict[str, Any], inputs: dict[str, Input], root: str) -> 
 
 def data_to_make(config: dict[str, Any], inputs: dict[str, Input], root: str) -> str | None:
     """Where the job captures its data where it is not there yet; None where it makes none."""
-    if config["job"]["name"] != "drafter_test" or "prompts" not in inputs:
+    if config["job"]["name"] == "capture_states" or "prompts" not in inputs:
         return None
     as_given = {given.path: given.path for given in inputs.values()}
     return made_data(config, placed(inputs, root, as_given), root)

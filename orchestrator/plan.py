@@ -43,9 +43,16 @@ def inputs_of(config: Mapping[str, Any]) -> dict[str, Input]:
         return {"script": script_input(job)}
     inputs = {"target": section_input("target", config["target"])}
     if job["name"] == "capture_states":
-        out = host_path("job.out", job["out"])
-        return {**inputs, "prompts": prompts_input(config), "out": Input(path=out, made=True)}
-    inputs["drafter"] = section_input("drafter", config["drafter"])
+        inputs["out"] = Input(path=host_path("job.out", job["out"]), made=True)
+        if config["data"]["capture"] is None and config["data"]["path"] is not None:
+            return {**inputs, "data": section_input("data", config["data"])}
+        if job["dtype"] is not None:
+            raise InputError("job.dtype is for the texts of a dump; for prompts: data.capture.dtype")
+        return {**inputs, "prompts": prompts_input(config)}
+    if job["name"] == "drafter_test":
+        inputs["drafter"] = section_input("drafter", config["drafter"])
+    if (argmax := config["data"]["target_argmax"]) is not None:
+        inputs["argmax"] = Input(path=host_path("data.target_argmax", argmax))
     if config["data"]["capture"] is not None:
         return {**inputs, "prompts": prompts_input(config)}
     if config["data"]["path"] is None:
@@ -64,7 +71,8 @@ def prompts_input(config: Mapping[str, Any]) -> Input:
     """The prompts file, which always lies on this machine."""
     if config["data"]["capture"] is None:
         raise InputError(
-            "job=capture_states needs data=capture with data.capture.prompts and states"
+            "job=capture_states needs data=capture with data.capture.prompts and states, or data=path "
+            "with the dump whose texts the target is to be run on"
         )
     path = config["data"]["capture"]["prompts"]
     return Input(path=path, tree=local_tree("data.capture.prompts", path), file=Path(path).name)
@@ -134,8 +142,11 @@ def request_of(
     if job["name"] == "script":
         return script_request(config, inputs["script"])
     if job["name"] == "capture_states":
-        out = inputs["out"].path
-        return capture_request(config, inputs, out, root, keep=False)
+        if "data" in inputs:
+            return argmax_request(config, inputs, root)
+        return capture_request(config, inputs, inputs["out"].path, root, keep=False)
+    if job["name"] == "inspect_data":
+        return inspect_data_request(config, inputs, root)
     return drafter_test_request(config, inputs, root)
 
 
@@ -170,28 +181,76 @@ def capture_request(
     }
 
 
+def argmax_request(
+    config: Mapping[str, Any], inputs: Mapping[str, Placed], root: str
+) -> dict[str, Any]:
+    """The request of a capture_states job that adds the target's own choices to a dump."""
+    case = {"case_id": CASE, "data": data_spec(config, inputs), "out": inputs["out"].path}
+    return {
+        **machine(config),
+        "job": "capture_states",
+        "dtype": config["job"]["dtype"] or "auto",
+        "inputs": {"target": target_spec(config, inputs["target"], root)},
+        "cases": [case],
+    }
+
+
 def drafter_test_request(
     config: Mapping[str, Any], inputs: Mapping[str, Placed], root: str
 ) -> dict[str, Any]:
     """The request of a drafter_test job with one case; data that is not there is captured first."""
     job = config["job"]
-    if config["data"]["capture"] is None:
-        data = {"path": inputs["data"].path, "states": config["data"]["states"]}
-    else:
-        path = made_data(config, inputs, root)
-        made_by = capture_request(config, inputs, path, root, keep=True)
-        data = {"path": path, "states": config["data"]["states"], "capture": made_by}
+    asked = ("steps", "truth", "metrics", "ttt_steps", "max_samples", "seed")
     return {
         **machine(config),
         "job": "drafter_test",
-        **{key: job[key] for key in ("steps", "truth", "max_samples", "seed")},
+        **{key: job[key] for key in asked},
+        "tree": None if job["tree"]["topk"] is None else job["tree"],
         "inputs": {
             "target": target_spec(config, inputs["target"], root),
-            "drafter": {"path": inputs["drafter"].path},
-            "data": data,
+            "drafter": {"path": inputs["drafter"].path, "layout": config["drafter"]["layout"]},
+            "data": data_or_capture(config, inputs, root),
         },
         "cases": [{"case_id": CASE, "wiring": config["wiring"]}],
     }
+
+
+def inspect_data_request(
+    config: Mapping[str, Any], inputs: Mapping[str, Placed], root: str
+) -> dict[str, Any]:
+    """The request of an inspect_data job with one case."""
+    job = config["job"]
+    return {
+        **machine(config),
+        "job": "inspect_data",
+        **{key: job[key] for key in ("max_samples", "first_layers", "seed")},
+        "inputs": {
+            "target": target_spec(config, inputs["target"], root),
+            "data": data_or_capture(config, inputs, root),
+        },
+        "cases": [{"case_id": CASE}],
+    }
+
+
+def data_spec(config: Mapping[str, Any], inputs: Mapping[str, Placed]) -> dict[str, Any]:
+    """A dump's entry in a request."""
+    data = config["data"]
+    argmax = inputs["argmax"].path if "argmax" in inputs else None
+    path = inputs["data"].path if "data" in inputs else None
+    spec = {key: data[key] for key in ("states", "layout", "damaged")}
+    return {"path": path, "target_argmax": argmax, **spec}
+
+
+def data_or_capture(
+    config: Mapping[str, Any], inputs: Mapping[str, Placed], root: str
+) -> dict[str, Any]:
+    """The data's entry in a request; with `capture`, how to make it where it is not there yet."""
+    spec = data_spec(config, inputs)
+    if config["data"]["capture"] is None:
+        return spec
+    path = made_data(config, inputs, root)
+    made_by = capture_request(config, inputs, path, root, keep=True)
+    return {**spec, "path": path, "capture": made_by}
 
 
 def script_request(config: Mapping[str, Any], script: Placed) -> dict[str, Any]:

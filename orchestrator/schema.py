@@ -16,7 +16,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
 from eagle3.layers import LayerConvention
-from eagle3.wiring import D2T, DecoderLayer, Embedding
+from eagle3.wiring import D2T, DecoderLayer, Embedding, Head, Residual
 from orchestrator.paths import CLONE
 
 # Hydra reads these annotations at run time: List and Optional are what OmegaConf 2.3 understands.
@@ -41,6 +41,38 @@ class Truth(Enum):
 
     target_argmax = "target_argmax"
     next_token = "next_token"
+    stored_teacher = "stored_teacher"
+
+
+class Metrics(Enum):
+    """Whose figures a drafter test gives."""
+
+    ours = "ours"
+    specforge = "specforge"
+    speculators = "speculators"
+
+
+class DrafterLayout(Enum):
+    """The ecosystem that wrote a drafter's checkpoint."""
+
+    specforge = "specforge"  # EAGLE's too
+    speculators = "speculators"
+
+
+class DataLayout(Enum):
+    """The ecosystem whose files captured samples are."""
+
+    pt_shards = "pt_shards"  # row-sharded .pt, as capture_states and speculators v1 write them
+    speculators = "speculators"
+    speculators_v0 = "speculators_v0"
+    specforge = "specforge"
+
+
+class Damaged(Enum):
+    """What becomes of sample files that cannot be used."""
+
+    fail = "fail"
+    skip = "skip"
 
 
 class Device(Enum):
@@ -69,6 +101,8 @@ class WiringConfig:
     d2t: D2T = D2T.offset
     decoder_layer: DecoderLayer = DecoderLayer.included
     embedding: Embedding = Embedding.target
+    head: Head = Head.own
+    residual: Residual = Residual.declared
 
 
 @dataclass
@@ -88,6 +122,7 @@ class DrafterConfig:
     name: str = MISSING
     where: Where = Where.host
     path: str = MISSING
+    layout: DrafterLayout | None = None  # None: found by looking
 
 
 @dataclass
@@ -112,6 +147,9 @@ class DataConfig:
     where: Where = Where.host
     path: str | None = MISSING  # None where the data is made
     states: list[int] | None = None  # canonical states in the files' order, where no file says so
+    layout: DataLayout | None = None  # None: found by looking
+    damaged: Damaged = Damaged.fail
+    target_argmax: str | None = None  # a folder on the host that capture_states made for this data
     capture: CaptureConfig | None = None
 
 
@@ -139,12 +177,23 @@ class TrackingConfig:
 
 
 @dataclass
+class TreeConfig:
+    """Draft trees as SGLang builds them, beside the chains; None twice: no trees."""
+
+    topk: int | None = None  # speculative-eagle-topk
+    draft_tokens: int | None = None  # speculative-num-draft-tokens, the root included
+
+
+@dataclass
 class DrafterTestJob:
     """Score a drafter on captured states."""
 
     name: str = "drafter_test"
-    steps: int = 4
+    steps: int = 4  # of a chain or a tree: speculative-num-steps
     truth: Truth = Truth.target_argmax
+    metrics: list[Metrics] = field(default_factory=lambda: [Metrics.ours])
+    tree: TreeConfig = field(default_factory=TreeConfig)
+    ttt_steps: int | None = None  # how many steps the trainers unrolled; None: their defaults
     max_samples: int | None = None
     seed: int = 0  # of the bootstrap
     device: Device = Device.cpu
@@ -154,10 +203,26 @@ class DrafterTestJob:
 
 @dataclass
 class CaptureStatesJob:
-    """Capture a target's states into a data folder."""
+    """Capture a target's states for prompts, or its own choices for a dump's texts."""
 
     name: str = "capture_states"
     out: str = MISSING  # a folder on the host that does not exist yet
+    dtype: Dtype | None = None  # for a dump's texts (None: auto); prompts have data.capture.dtype
+    device: Device = Device.cpu
+    threads: int = 2
+    timeout_s: float | None = None
+
+
+@dataclass
+class InspectDataJob:
+    """Measure what the slots of captured samples are."""
+
+    name: str = "inspect_data"
+    max_samples: int | None = None
+    first_layers: int | None = (
+        None  # of the target, run to find low slots; None: what fits, 0: none
+    )
+    seed: int = 0  # of the bootstrap
     device: Device = Device.cpu
     threads: int = 2
     timeout_s: float | None = None
@@ -200,6 +265,7 @@ class Config:
 JOB_SCHEMAS = {
     "drafter_test": DrafterTestJob,
     "capture_states": CaptureStatesJob,
+    "inspect_data": InspectDataJob,
     "script": ScriptJob,
 }
 

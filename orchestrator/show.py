@@ -26,6 +26,7 @@ STAGES = {
     "score": "scoring samples",
     "continue": "continuing the prompts, token by token",
     "capture": "capturing the target's states",
+    "choose": "asking the target for its own choices",
 }
 COLOURS = {
     "supported": "green",
@@ -39,9 +40,16 @@ LABELS = {
     "accuracy": "accuracy (step 0)",
     "accept_length": "accept length",
     "accept_length_uniform": "accept length, every position",
+    "accept_length_tree": "accept length, tree",
+    "accept_length_tree_uniform": "accept length, tree, every position",
     "coverage": "coverage",
+    "accuracy/target_argmax": "accuracy against target_argmax",
+    "accuracy/next_token": "accuracy against next_token",
+    "accuracy/stored_teacher": "accuracy against stored_teacher",
+    "teacher_agreement": "stored teacher's own agreement",
 }
 ORDER = tuple(LABELS)
+TRAINERS = ("specforge/", "speculators/")  # curves that a training log prints, step by step
 MOST_CHANGES = 6  # another interpreter differs in hundreds of packages
 PLAIN_WIDTH = 120  # where there is no terminal to ask
 
@@ -188,6 +196,10 @@ class Show:
                 counts = f"{m['numerator']}/{m['denominator']}" if "numerator" in m else ""
                 table.add_row(escape(LABELS.get(name, name)), figure(m, "value"), interval, counts)
             self.console.print(table)
+            for name, points in (result.get("curves") or {}).items():
+                if name.startswith(TRAINERS):
+                    steps = "  ".join(f"{point['value']:.3f}" for point in points)
+                    self.line(f"{name}, from step {points[0]['step']} on: {steps}")
             if truth := next(iter(metrics.values())).get("truth"):
                 self.line(f"truth    {truth}", style="dim")
         word = verdict["verdict"]

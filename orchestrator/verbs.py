@@ -31,6 +31,20 @@ def run_hosts(arguments: list[str]) -> int:
     return hosts.run(arguments)
 
 
+def run_doctor(arguments: list[str]) -> int:
+    """doctor drafter=…: contradictions between files, engine and trainer."""
+    from orchestrator import doctor
+
+    return doctor.run(arguments)
+
+
+def run_layers(arguments: list[str]) -> int:
+    """layers '[2,30,58]' engine=…: what layer ids mean, and what to write elsewhere."""
+    from orchestrator import layer_ids
+
+    return layer_ids.run(arguments)
+
+
 def managing(verb: str) -> Verb:
     """A verb over runs that were started before."""
 
@@ -44,6 +58,8 @@ def managing(verb: str) -> Verb:
 
 VERBS: dict[str, Verb] = {
     **{verb: managing(verb) for verb in ("runs", "attach", "logs", "cancel", "collect")},
+    "doctor": run_doctor,
+    "layers": run_layers,
     "record": run_record,
     "hosts": run_hosts,
     "ui": run_ui,

@@ -2,7 +2,8 @@
 
 Text is the standard library of the interpreter that runs this, so another Python version gives other
 weights of the same kind. Each stage leaves its product in the work folder, so that an interrupted
-build goes on where it was; `build.json` says what was done and how long it took.
+build goes on where it was; `build.json` says what was done and how long it took. The second drafter is
+trained by speculators, which lives in the peers' environment (`tests/peers/setup_peers.py` makes it).
 """
 
 from __future__ import annotations
@@ -21,9 +22,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from eagle3.errors import BadInput
+from eagle3.form import Rope
 from eagle3.lab.corpus import encode_documents, read_stdlib, train_tokenizer
 from eagle3.lab.drafter import Texts, continue_prompts, new_drafter, own_words, train_drafter
 from eagle3.lab.layout import TOKENIZER_FILE, load_live, save_live
+from eagle3.lab.speculators_drafter import (
+    Plan,
+    check_peers,
+    peers_python,
+    save_second,
+    train_second,
+)
 from eagle3.lab.target import LiveTarget, TargetShape, train_target
 from eagle3.model import Drafter, DrafterShape
 
@@ -41,6 +51,7 @@ TUNING_LENGTH = 120
 REPETITION_WINDOW = 24
 MIN_NEW_TOKENS = 24
 EXCHANGED = 0.1
+SPECULATORS_EPOCHS = 3
 
 
 def main() -> None:
@@ -54,13 +65,28 @@ def main() -> None:
     parser.add_argument("--target-steps", type=int, default=TARGET_STEPS)
     parser.add_argument("--drafter-steps", type=int, default=DRAFTER_STEPS)
     parser.add_argument("--tuning-steps", type=int, default=TUNING_STEPS)
+    parser.add_argument("--speculators-epochs", type=int, default=SPECULATORS_EPOCHS)
+    parser.add_argument(
+        "--peers-python", type=Path, default=peers_python(), help="interpreter with speculators"
+    )
     arguments = parser.parse_args()
+    try:  # before the hour that the other stages take
+        check_peers(arguments.peers_python)
+    except BadInput as error:
+        parser.error(str(error))
+    second = Plan(
+        python=arguments.peers_python.absolute(),  # it is started in another folder
+        seed=arguments.seed,
+        epochs=arguments.speculators_epochs,
+        draft_vocab=DRAFT_VOCAB,
+    )
     # A folder for each set of settings: a stage is never taken over from other ones.
     settings = (
         arguments.seed,
         arguments.target_steps,
         arguments.drafter_steps,
         arguments.tuning_steps,
+        arguments.speculators_epochs,
     )
     work = arguments.work / "-".join(map(str, settings))
     work.mkdir(parents=True, exist_ok=True)
@@ -71,13 +97,20 @@ def main() -> None:
         arguments.target_steps,
         arguments.drafter_steps,
         arguments.tuning_steps,
+        second,
     )
 
 
 def build(
-    out: Path, work: Path, seed: int, target_steps: int, drafter_steps: int, tuning_steps: int
+    out: Path,
+    work: Path,
+    seed: int,
+    target_steps: int,
+    drafter_steps: int,
+    tuning_steps: int,
+    second: Plan,
 ) -> None:
-    """All stages: text, target, continuations, drafter, prompts."""
+    """All stages: text, target, continuations, drafter, its tuning, second drafter, prompts."""
     seconds: dict[str, float] = {}
     tokens, held_out = timed("text", work, seconds, lambda: make_text(out / "target", seed))
 
@@ -113,19 +146,21 @@ def build(
     drafter = Drafter(shape)
     drafter.load_state_dict(timed("drafter", work, seconds, make_drafter))
 
-    def tune_drafter() -> dict[str, Tensor]:
-        own = own_words(
+    def own(length: int) -> Texts:
+        return own_words(
             texts,
             prompt=PROMPT,
             end=target.shape.vocab - 1,
             window=REPETITION_WINDOW,
-            length=TUNING_LENGTH,
+            length=length,
             least=MIN_NEW_TOKENS,
         )
+
+    def tune_drafter() -> dict[str, Tensor]:
         train_drafter(
             drafter,
             target,
-            own,
+            own(TUNING_LENGTH),
             STATES,
             seed=seed + 1,
             steps=tuning_steps,
@@ -137,6 +172,12 @@ def build(
 
     drafter.load_state_dict(timed("tuning", work, seconds, tune_drafter))
     save_drafter(drafter, out / "drafter")
+
+    def make_second() -> dict[str, Tensor]:
+        whole = own(PROMPT + NEW_TOKENS)
+        return train_second(out / "target", target, whole, work, second, report=say)
+
+    save_second(timed("speculators", work, seconds, make_second), out / "drafter_speculators")
     write_prompts(windows(held_out, HELD_OUT_PROMPTS, seed + 2), out / "prompts.jsonl")
     record = {
         "seed": seed,
@@ -146,6 +187,7 @@ def build(
         "target_steps": target_steps,
         "drafter_steps": drafter_steps,
         "tuning_steps": tuning_steps,
+        "speculators_flags": " ".join(second.flags()),
         "training_tokens": len(tokens),
         "drafter_texts": len(texts),
         "seconds": {name: round(value) for name, value in seconds.items()},
@@ -205,7 +247,7 @@ def drafter_shape(shape: TargetShape) -> DrafterShape:
         target_hidden=shape.hidden,
         num_aux=len(STATES),
         norm_eps=shape.norm_eps,
-        rope_theta=shape.rope_theta,
+        rope=Rope(theta=shape.rope_theta),
     )
 
 
@@ -233,7 +275,7 @@ def save_drafter(drafter: Drafter, folder: Path) -> None:
         "target_hidden_size": shape.target_hidden,
         "max_position_embeddings": 1024,
         "rms_norm_eps": shape.norm_eps,
-        "rope_theta": shape.rope_theta,
+        "rope_theta": shape.rope.theta,
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from eagle3.lab.target import LiveTarget, warm_hold_decay
-from eagle3.model import Drafter, DrafterShape, KeysValues
+from eagle3.model import Cache, Drafter, DrafterShape
 from eagle3.repetition import cut
 
 
@@ -152,13 +152,13 @@ def chain_loss(
     best = logits.argmax(-1)
     scored = scored.roll(-1, 1)  # entry p now stands for token p + 1, as the logits do
     learnt = drafter.t2d[best] & scored
-    cache: list[KeysValues] = []
+    cache: Cache = []
     losses, right = [], 0.0
     with torch.autocast("cpu", torch.bfloat16):
-        hidden = drafter.fc(aux[:, :length]).float()  # the residual stream stays in float32
+        hidden = drafter.fuse(aux[:, :length]).float()  # the residual stream stays in float32
         for s in range(chain):
             embedded = embedding[ids[:, 1 + s : 1 + s + length]]
-            hidden = drafter.midlayer(embedded, hidden, rows, cache)
+            hidden = drafter.step(embedded, drafter.feedback(hidden) if s else hidden, rows, cache)
             drafted = drafter.logits(hidden).float()
             behind = slice(1 + s, 1 + s + length)
             loss = -(wanted[:, behind] * drafted.log_softmax(-1)).sum(-1)  # [B, length]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from eagle3.checkpoint import drafter_shape
+from eagle3.form import DrafterForm, Rope
 from eagle3.model import Drafter, DrafterShape
 
 SHAPE = DrafterShape(
@@ -21,7 +24,7 @@ SHAPE = DrafterShape(
     target_hidden=20,
     num_aux=3,
     norm_eps=1e-5,
-    rope_theta=500.0,
+    rope=Rope(theta=500.0),
 )
 
 
@@ -35,6 +38,11 @@ def random_drafter(seed: int = 0, shape: DrafterShape = SHAPE) -> Drafter:
     drafter.t2d.zero_()
     drafter.t2d[chosen] = True
     return drafter
+
+
+def drafter_shape_of(form: DrafterForm) -> DrafterShape:
+    """The shape of a drafter whose file was not examined; its head is then taken to be its own."""
+    return replace(drafter_shape(form), own_head=True)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

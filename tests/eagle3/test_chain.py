@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from eagle3 import chain
 from eagle3.chain import draft_chains, draft_to_target_ids
 from eagle3.errors import BadInput
-from eagle3.model import Drafter
+from eagle3.model import Drafter, DrafterShape
 from eagle3.wiring import D2T, DecoderLayer
 from tests.eagle3.small import SHAPE, random_drafter
 
@@ -25,7 +26,7 @@ def rms(x: Tensor, weight: Tensor) -> Tensor:
 def rotated(x: Tensor, position: int) -> Tensor:
     """One head [d] at a position, by complex multiplication of the halves."""
     d = len(x)
-    angle = torch.tensor([position * SHAPE.rope_theta ** (-2 * i / d) for i in range(d // 2)])
+    angle = torch.tensor([position * SHAPE.rope.theta ** (-2 * i / d) for i in range(d // 2)])
     turned = torch.complex(x[: d // 2], x[d // 2 :]) * torch.polar(torch.ones(d // 2), angle)
     return torch.cat([turned.real, turned.imag])
 
@@ -35,41 +36,48 @@ class PlainEngine:
 
     def __init__(self, drafter: Drafter, embedding: Tensor) -> None:
         self.w = drafter.state_dict()
+        self.shape = drafter.shape
         self.embedding = embedding
-        self.cache: list[tuple[list[Tensor], list[Tensor]]] = []
+        self.cache: list[list[tuple[list[Tensor], list[Tensor]]]] = []
 
-    def row(self, g: Tensor, token: int, position: int) -> tuple[Tensor, int]:
-        """Feed one row; returns y and the draft id."""
-        w = self.w
-        z = torch.cat(
-            [
-                rms(self.embedding[token], w["midlayer.input_layernorm.weight"]),
-                rms(g, w["midlayer.hidden_norm.weight"]),
-            ]
-        )
-        q, k, v = (
-            (w[f"midlayer.self_attn.{name}_proj.weight"] @ z).split(SHAPE.head_dim)
-            for name in "qkv"
-        )
-        self.cache.append(([rotated(x, position) for x in k], list(v)))
+    def block(self, layer: int, z: Tensor, residual: Tensor, position: int) -> Tensor:
+        """What stands behind a layer's input norms."""
+        name = f"layers.{layer}" if layer else "midlayer"
+        w = {key.removeprefix(f"{name}."): value for key, value in self.w.items()}
+        q, k, v = ((w[f"self_attn.{part}_proj.weight"] @ z).split(SHAPE.head_dim) for part in "qkv")
+        cache = self.cache[layer]
+        cache.append(([rotated(x, position) for x in k], list(v)))
         heads = []
         for h, query in enumerate(q):
             group = h // (SHAPE.heads // SHAPE.kv_heads)
             turned = rotated(query, position)
-            scores = torch.stack([turned @ keys[group] for keys, _ in self.cache])
+            scores = torch.stack([turned @ keys[group] for keys, _ in cache])
             weights = (scores / math.sqrt(SHAPE.head_dim)).softmax(0)
             heads.append(
-                sum(p * values[group] for p, (_, values) in zip(weights, self.cache, strict=True))
+                sum(p * values[group] for p, (_, values) in zip(weights, cache, strict=True))
             )
-        r = g + w["midlayer.self_attn.o_proj.weight"] @ torch.cat(heads)
-        m = rms(r, w["midlayer.post_attention_layernorm.weight"])
-        gate, up = w["midlayer.mlp.gate_proj.weight"] @ m, w["midlayer.mlp.up_proj.weight"] @ m
-        y = r + w["midlayer.mlp.down_proj.weight"] @ (gate * gate.sigmoid() * up)
-        return y, int((w["lm_head.weight"] @ rms(y, w["norm.weight"])).argmax())
+        r = residual + w["self_attn.o_proj.weight"] @ torch.cat(heads)
+        m = rms(r, w["post_attention_layernorm.weight"])
+        gate, up = w["mlp.gate_proj.weight"] @ m, w["mlp.up_proj.weight"] @ m
+        return r + w["mlp.down_proj.weight"] @ (gate * gate.sigmoid() * up)
+
+    def row(self, g: Tensor, token: int, position: int) -> tuple[Tensor, int]:
+        """Feed one row; returns what the next step takes, and the draft id."""
+        w = self.w
+        normed = rms(g, w["midlayer.hidden_norm.weight"])
+        embedded = rms(self.embedding[token], w["midlayer.input_layernorm.weight"])
+        residual = normed if self.shape.norm_before_residual else g
+        y = self.block(0, torch.cat([embedded, normed]), residual, position)
+        for layer in range(1, self.shape.num_layers):
+            z = rms(y, w[f"layers.{layer}.input_layernorm.weight"])
+            y = self.block(layer, z, y, position)
+        out = rms(y, w["norm.weight"])
+        fed = out if self.shape.feedback_normed else y
+        return fed, int((w["lm_head.weight"] @ out).argmax())
 
     def draft(self, ids: Tensor, aux: Tensor, t: int, steps: int, to_target: Tensor) -> list[int]:
         """A chain behind position t, from an empty cache."""
-        self.cache = []
+        self.cache = [[] for _ in range(self.shape.num_layers)]
         for i in range(t + 1):
             y, draft_id = self.row(self.w["fc.weight"] @ aux[i], int(ids[i + 1]), i)
         drafted = [int(to_target[draft_id])]
@@ -79,22 +87,67 @@ class PlainEngine:
         return drafted
 
 
-@pytest.mark.parametrize("rows_at_once", [512, 3])
-@pytest.mark.parametrize("seed", range(3))
-def test_chains_of_all_rows_equal_a_plain_decoding_loop(
-    seed: int, rows_at_once: int, embedding: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chain, "ROWS_AT_ONCE", rows_at_once)
-    drafter = random_drafter(seed)
+def text(seed: int) -> tuple[Tensor, Tensor]:
+    """12 ids and their aux states."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(SHAPE.vocab, (12,), generator=generator)
-    aux = torch.randn(12, 3 * SHAPE.target_hidden, generator=generator)
+    return ids, torch.randn(12, 3 * SHAPE.target_hidden, generator=generator)
+
+
+SWITCHED = replace(SHAPE, num_layers=2, norm_before_residual=True, feedback_normed=True)
+
+
+@pytest.mark.parametrize("rows_at_once", [512, 3])
+@pytest.mark.parametrize(
+    ("seed", "shape"), [(0, SHAPE), (1, SHAPE), (2, SHAPE), (3, SWITCHED), (4, SWITCHED)]
+)
+def test_chains_of_all_rows_equal_a_plain_decoding_loop(
+    seed: int,
+    shape: DrafterShape,
+    rows_at_once: int,
+    embedding: Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chain, "ROWS_AT_ONCE", rows_at_once)
+    drafter = random_drafter(seed, shape)
+    ids, aux = text(seed)
     to_target = draft_to_target_ids(drafter.d2t, D2T.offset, SHAPE.vocab)
     rows = torch.tensor([2, 3, 4, 7, 8, 10])
     drafted = draft_chains(drafter, embedding, ids, aux, rows, steps=4, to_target=to_target)
     engine = PlainEngine(drafter, embedding)
     for row, t in enumerate(rows.tolist()):
         assert drafted[row].tolist() == engine.draft(ids, aux, t, 4, to_target), f"row {t}"
+
+
+def test_the_targets_head_replaces_the_drafters_own(drafter: Drafter, embedding: Tensor) -> None:
+    ids, aux = text(5)
+    to_target = draft_to_target_ids(drafter.d2t, D2T.offset, SHAPE.vocab)
+    rows = torch.arange(2, 11)
+    head = torch.randn(SHAPE.draft_vocab, SHAPE.hidden, generator=torch.Generator().manual_seed(1))
+
+    def drafted(of: Drafter, head: Tensor | None) -> list[list[int]]:
+        return draft_chains(
+            of, embedding, ids, aux, rows, steps=3, to_target=to_target, head=head
+        ).tolist()
+
+    other = random_drafter()
+    other.lm_head.weight.copy_(head)
+    assert drafted(drafter, head) == drafted(other, None) != drafted(drafter, None)
+    headless = random_drafter(0, replace(SHAPE, own_head=False))
+    headless.load_state_dict({k: v for k, v in drafter.state_dict().items() if "lm_head" not in k})
+    assert drafted(headless, head) == drafted(drafter, head)
+    with pytest.raises(BadInput, match=r"no head of its own; set wiring\.head=target"):
+        drafted(headless, None)
+
+
+def test_an_embedding_may_be_narrower_than_the_drafter(drafter: Drafter, embedding: Tensor) -> None:
+    ids, aux = text(6)
+    to_target = draft_to_target_ids(drafter.d2t, D2T.offset, SHAPE.vocab)
+    chains = [
+        draft_chains(drafter, table, ids, aux, torch.arange(11), steps=3, to_target=to_target)
+        for table in (embedding.bfloat16(), embedding.bfloat16().float())
+    ]
+    assert torch.equal(*chains)
 
 
 def test_without_the_decoder_layer_no_token_enters(drafter: Drafter, embedding: Tensor) -> None:

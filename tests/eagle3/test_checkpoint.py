@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from eagle3.checkpoint import load_drafter, load_target_parts
+from eagle3.checkpoint import load_drafter
 from eagle3.errors import BadInput
 from eagle3.model import Drafter
 from tests.eagle3.small import SHAPE, write_tensors
@@ -28,7 +29,10 @@ def test_what_was_saved_is_loaded(drafter: Drafter, drafter_folder: Path) -> Non
     loaded = load_drafter(drafter_folder)
     assert loaded.drafter.shape == SHAPE
     assert loaded.embedding is None
-    assert loaded.notes == ()
+    assert loaded.form.layout.value == "specforge"
+    assert loaded.notes == (
+        "drafter: layout specforge, since a flat config.json and midlayer.* tensors",
+    )
     for name, value in drafter.state_dict().items():
         want = value.bfloat16().float() if value.is_floating_point() else value
         assert torch.equal(loaded.drafter.state_dict()[name], want), name
@@ -51,7 +55,7 @@ def test_every_fault_of_the_tensors_stands_in_one_error(drafter_folder: Path) ->
     path = drafter_folder / "model.safetensors"
     tensors = load_file(path)
     del tensors["norm.weight"], tensors["d2t"]
-    tensors["layers.0.hidden_norm.weight"] = tensors.pop("midlayer.hidden_norm.weight")
+    tensors["midlayer.hidden.weight"] = tensors.pop("midlayer.hidden_norm.weight")
     tensors["lm_head.weight"] = tensors["lm_head.weight"][:-1].contiguous()
     tensors["t2d"] = tensors["t2d"].to(torch.int64)
     tensors["midlayer.mlp.up_proj.weight"][0, 0] = float("nan")
@@ -64,12 +68,19 @@ def test_every_fault_of_the_tensors_stands_in_one_error(drafter_folder: Path) ->
         "missing norm.weight",
         "missing d2t",
         "missing midlayer.hidden_norm.weight",
-        "unexpected layers.0.hidden_norm.weight",
+        "unexpected midlayer.hidden.weight",
         "lm_head.weight is [29, 24], expected [30, 24]",
         "t2d holds torch.int64",
         "midlayer.mlp.up_proj.weight holds NaN",
     ):
         assert words in message
+
+
+def test_many_faults_are_counted(drafter_folder: Path) -> None:
+    path = drafter_folder / "model.safetensors"
+    write_tensors(path, {**load_file(path), **{f"x.{i}": torch.ones(1) for i in range(20)}})
+    with pytest.raises(BadInput, match=r"unexpected x\.0; .*; and 8 more$"):
+        load_drafter(drafter_folder)
 
 
 def test_an_own_embedding_is_kept_apart_and_checked(drafter_folder: Path) -> None:
@@ -116,8 +127,91 @@ def test_a_truncated_file_is_named(drafter_folder: Path, keep: int, kind: str) -
         path = drafter_folder / "pytorch_model.bin"
         torch.save(tensors, path)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(BadInput, match=f"{path.name} is damaged or truncated"):
+    with pytest.raises(BadInput, match=rf"{path.name} is (damaged|cut off)"):
         load_drafter(drafter_folder)
+
+
+def split(folder: Path) -> dict[str, str]:
+    """Spread a folder's weights over two files, and tell which is where."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    path.unlink()
+    names = sorted(tensors)
+    where = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(names)}
+    for file in set(where.values()):
+        write_tensors(folder / file, {n: tensors[n] for n in names if where[n] == file})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    return where
+
+
+def test_shards_are_one_checkpoint(drafter: Drafter, drafter_folder: Path) -> None:
+    whole = load_drafter(drafter_folder)
+    where = split(drafter_folder)
+    sharded = load_drafter(drafter_folder)
+    for name, value in whole.drafter.state_dict().items():
+        assert torch.equal(sharded.drafter.state_dict()[name], value), name
+    (drafter_folder / where["fc.weight"]).unlink()
+    with pytest.raises(BadInput, match=rf"lacks {where['fc.weight']}, which"):
+        load_drafter(drafter_folder)
+
+
+def test_shards_of_bin_files_are_one_checkpoint(drafter_folder: Path) -> None:
+    whole = load_drafter(drafter_folder)
+    path = drafter_folder / "model.safetensors"
+    tensors = load_file(path)
+    path.unlink()
+    names = sorted(tensors)
+    where = {name: f"pytorch_model-0000{1 + i % 2}-of-00002.bin" for i, name in enumerate(names)}
+    for file in set(where.values()):
+        torch.save({n: tensors[n] for n in names if where[n] == file}, drafter_folder / file)
+    index = drafter_folder / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": where}))
+    sharded = load_drafter(drafter_folder)
+    for name, value in whole.drafter.state_dict().items():
+        assert torch.equal(sharded.drafter.state_dict()[name], value), name
+    (drafter_folder / where["norm.weight"]).unlink()
+    with pytest.raises(BadInput, match=r"index\.json and its files do not agree on .*norm\.weight"):
+        load_drafter(drafter_folder)
+
+
+def test_the_first_layers_other_name_is_the_same_layer(drafter_folder: Path) -> None:
+    first = load_drafter(drafter_folder)
+    path = drafter_folder / "model.safetensors"
+    tensors = {n.replace("midlayer.", "layers.0."): t for n, t in load_file(path).items()}
+    write_tensors(path, tensors)
+    second = load_drafter(drafter_folder)
+    for name, value in first.drafter.state_dict().items():
+        assert torch.equal(second.drafter.state_dict()[name], value), name
+    assert "layers.0.* tensors" in second.notes[0]
+
+
+def test_a_file_without_a_head_leaves_it_to_the_target(drafter_folder: Path) -> None:
+    path = drafter_folder / "model.safetensors"
+    tensors = load_file(path)
+    write_tensors(path, {n: t for n, t in tensors.items() if n != "lm_head.weight"})
+    loaded = load_drafter(drafter_folder)
+    assert loaded.form.head.value == "target"
+    y = torch.randn(5, SHAPE.hidden)
+    with pytest.raises(BadInput, match=r"no head of its own; set wiring\.head=target"):
+        loaded.drafter.logits(y)
+    head = tensors["lm_head.weight"].float()
+    write_tensors(path, tensors)
+    want = load_drafter(drafter_folder).drafter.logits(y)
+    assert torch.equal(loaded.drafter.logits(y, head), want)
+
+
+def test_a_file_without_the_mask_has_it_from_the_table(
+    drafter: Drafter, drafter_folder: Path
+) -> None:
+    path = drafter_folder / "model.safetensors"
+    tensors = load_file(path)
+    write_tensors(path, {n: t for n, t in tensors.items() if n != "t2d"})
+    loaded = load_drafter(drafter_folder)
+    assert torch.equal(loaded.drafter.t2d, drafter.t2d)
+    assert "the file has no t2d: taken from d2t, read as offsets" in loaded.notes
+    tensors["t2d"] = tensors["t2d"].roll(1)
+    write_tensors(path, tensors)
+    assert any("do not name the same target ids" in n for n in load_drafter(drafter_folder).notes)
 
 
 def test_a_missing_folder_says_what_a_checkpoint_is(tmp_path: Path) -> None:
@@ -130,16 +224,13 @@ def test_a_missing_folder_says_what_a_checkpoint_is(tmp_path: Path) -> None:
     [
         ({"hidden_size": None}, "lacks 'hidden_size'"),
         ({"hidden_size": "24"}, "'hidden_size' must be a positive integer, not '24'"),
-        ({"norm_before_residual": True}, "sets norm_before_residual=True, which"),
         ({"eagle_config": {"norm_output": True}}, r"sets eagle_config\.norm_output=True, which"),
-        ({"hidden_act": "gelu"}, "sets hidden_act='gelu'"),
-        ({"rope_scaling": [1]}, "must be objects or null"),
-        ({"attention_bias": True}, "sets attention_bias=True, which"),
-        ({"num_hidden_layers": 2}, "declares 2 decoder layers"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "asks for 'yarn' rope scaling"),
-        ({"rms_norm_eps": None}, "'rms_norm_eps' must be a float"),
-        ({"target_hidden_size": 7}, "no multiple of the target's hidden size 7"),
+        ({"norm_before_fc": True}, "missing input_norm.weight"),
+        ({"attention_bias": True}, r"missing midlayer\.self_attn\.q_proj\.bias"),
+        ({"num_hidden_layers": 2}, r"the file holds layer 0, but num_layers is 2 \(config"),
+        ({"target_hidden_size": 7}, r"fc\.weight is \[24, 60\], expected \[24, 21\]: 3 aux states"),
         ({"intermediate_size": 41}, r"gate_proj\.weight is \[40, 24\], expected \[41, 24\]"),
+        ({"mask_token_id": 3}, "is a P-EAGLE drafter"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(
@@ -151,17 +242,22 @@ def test_a_config_that_does_not_fit_is_refused(
 
 
 def test_a_default_is_said_aloud(drafter_folder: Path) -> None:
-    edit_config(drafter_folder, rope_theta=None)
+    edit_config(drafter_folder, rope_theta=None, rms_norm_eps=None)
     loaded = load_drafter(drafter_folder)
-    assert loaded.drafter.shape.rope_theta == 10_000
-    assert any("rope_theta" in note and "10000" in note for note in loaded.notes)
+    assert loaded.drafter.shape.rope.theta == 10_000
+    assert loaded.drafter.shape.norm_eps == 1e-6
+    notes = "; ".join(loaded.notes)
+    assert "does not state rope: {'theta': 10000.0, 'kind': 'default'} taken, default of" in notes
+    assert "does not state norm_eps: 1e-06 taken, default of LlamaConfig" in notes
 
 
 def test_declared_layer_ids_and_an_ambiguous_switch_are_said_aloud(drafter_folder: Path) -> None:
     ids = {"eagle_aux_hidden_state_layer_ids": [2, 30, 58]}
     edit_config(drafter_folder, norm_output=False, eagle_config=ids)
-    notes = " ".join(load_drafter(drafter_folder).notes)
-    assert "norm_output=false, read as engines do" in notes
+    loaded = load_drafter(drafter_folder)
+    notes = " ".join(loaded.notes)
+    assert loaded.drafter.shape.head_norm is False
+    assert "norm_output=False, read as SpecForge trains" in notes
     assert "declares aux layer ids [2, 30, 58], in no stated convention" in notes
 
 
@@ -181,36 +277,24 @@ def test_weights_must_be_finite_floats_and_old_files_are_read(drafter_folder: Pa
         load_drafter(drafter_folder)
 
 
-def test_rope_theta_in_the_new_spelling(drafter_folder: Path) -> None:
-    edit_config(
-        drafter_folder,
-        rope_theta=None,
-        rope_parameters={"rope_type": "default", "rope_theta": 123.0},
-    )
-    assert load_drafter(drafter_folder).drafter.shape.rope_theta == 123.0
+def test_quantised_weights_are_refused(drafter_folder: Path) -> None:
+    path = drafter_folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["fc.weight"] = tensors["fc.weight"].to(torch.float8_e4m3fn)
+    write_tensors(path, tensors)
+    with pytest.raises(BadInput, match=r"fc\.weight holds torch\.float8_e4m3fn, expected"):
+        load_drafter(drafter_folder)
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_the_targets_embedding_is_found_by_its_name(tmp_path: Path, sharded: bool) -> None:
-    table = torch.arange(12.0).view(4, 3)
-    (tmp_path / "config.json").write_text('{"num_hidden_layers": 5}')
-    name = "model.embed_tokens.weight"
-    tensors = {name: table, "model.norm.weight": torch.ones(3)}
-    if sharded:
-        write_tensors(tmp_path / "b.safetensors", tensors)
-        index = {"weight_map": {name: "b.safetensors", "model.norm.weight": "b.safetensors"}}
-        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    else:
-        write_tensors(tmp_path / "model.safetensors", tensors)
-    parts = load_target_parts(tmp_path)
-    assert parts.num_layers == 5
-    assert torch.equal(parts.embedding, table)
+def test_the_layout_may_be_forced(drafter_folder: Path) -> None:
+    assert load_drafter(drafter_folder, layout="specforge").notes[0].endswith("since asked for")
+    with pytest.raises(BadInput, match=r"but num_layers is 32 \(default of Qwen3Config\)"):
+        load_drafter(drafter_folder, layout="speculators")
 
 
-def test_a_target_without_embedding_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"num_hidden_layers": 5}')
-    with pytest.raises(BadInput, match=r"neither model\.safetensors nor"):
-        load_target_parts(tmp_path)
-    write_tensors(tmp_path / "model.safetensors", {"model.norm.weight": torch.ones(3)})
-    with pytest.raises(BadInput, match=r"holds 0 tensors named \*\.embed_tokens\.weight"):
-        load_target_parts(tmp_path)
+def test_the_labs_drafter_keeps_its_fingerprint() -> None:
+    folder = Path(__file__).parents[2] / "lab" / "drafter"
+    digest = hashlib.sha256()
+    for name in ("config.json", "model.safetensors"):
+        digest.update(name.encode() + b"\0" + (folder / name).read_bytes())
+    assert load_drafter(folder).fingerprint == f"sha256:{digest.hexdigest()}"

@@ -11,15 +11,27 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
+from eagle3.data import find_data
 from eagle3.errors import BadInput
-from eagle3.samples import read_sample, sample_files
-from jobs.capture_states import equal_lengths, open_job, read_prompts
+from eagle3.samples import Sample, read_samples
+from jobs.capture_states import (
+    captured_states,
+    decoder_layers,
+    equal_lengths,
+    open_job,
+    read_prompts,
+)
 from jobs.events import Events
 
 LAYERS = 5
@@ -33,19 +45,43 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 39,
 }
 STATES = [0, 1, 3, 5]
+LATENT: dict[str, Any] = {
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 4,
+    "moe_intermediate_size": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 2,
+}
+TARGETS = ["llama", "qwen2", "qwen3", "deepseek_v3"]
 
 
-@pytest.fixture(params=["llama", "qwen3"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def random_target(kind: str) -> PreTrainedModel:
     torch.manual_seed(3)
-    model = (
-        LlamaForCausalLM(LlamaConfig(**SIZES))
-        if request.param == "llama"
-        else Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8))
-    )
+    model: PreTrainedModel
+    if kind == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**SIZES))
+    elif kind == "qwen2":
+        model = Qwen2ForCausalLM(Qwen2Config(**SIZES))
+    elif kind == "qwen3":
+        model = Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8))
+    else:
+        model = DeepseekV3ForCausalLM(
+            DeepseekV3Config(**{**SIZES, "num_key_value_heads": 2}, **LATENT)
+        )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(tmp_path / "target")
+    return model.eval()
+
+
+@pytest.fixture(params=TARGETS)
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    random_target(request.param).save_pretrained(tmp_path / "target")
     return tmp_path / "target"
 
 
@@ -74,6 +110,14 @@ def capture(target: Path, tmp_path: Path, texts: list[list[int]], **case: Any) -
     return out
 
 
+def samples_of(out: Path) -> list[Sample]:
+    form = find_data(out, hidden=16, num_layers=LAYERS)
+    assert [(slot.state, slot.origin) for slot in form.slots] == [
+        (k, "capture.json") for k in STATES
+    ]
+    return list(read_samples(form, vocab=40, hidden=16))
+
+
 def hooked(target: Path, ids: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
     """States 0..n and logits by a hook on every layer, one text at a time."""
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
@@ -90,12 +134,44 @@ def hooked(target: Path, ids: torch.Tensor) -> tuple[list[torch.Tensor], torch.T
     return [s.reshape(len(ids), -1) for s in states], logits
 
 
+@pytest.mark.parametrize("kind", TARGETS)
+def test_every_state_is_what_a_hook_on_its_layer_sees(kind: str) -> None:
+    model = random_target(kind)
+    layers = decoder_layers(model)
+    assert len(layers) == LAYERS
+    ids = torch.randint(40, (3, 9), generator=torch.Generator().manual_seed(1))
+    seen: list[torch.Tensor] = []
+
+    def keep(_: Any, __: Any, output: Any) -> None:
+        seen.append(output[0] if isinstance(output, tuple) else output)
+
+    handles = [layer.register_forward_hook(keep) for layer in layers]
+    with torch.no_grad(), captured_states(layers, range(LAYERS + 1)) as kept:
+        listed = model(ids, use_cache=False, output_hidden_states=True).hidden_states
+    for handle in handles:
+        handle.remove()
+    assert sorted(kept) == list(range(LAYERS + 1))
+    assert torch.equal(kept[0], model.get_input_embeddings()(ids))
+    for k in range(1, LAYERS + 1):
+        assert torch.equal(kept[k], seen[k - 1]), k
+    # transformers lists the same states, but its last entry is behind the final norm.
+    assert len(listed) == LAYERS + 1
+    for k in range(LAYERS):
+        assert torch.equal(kept[k], listed[k]), k
+    with torch.no_grad():
+        assert torch.equal(model.get_decoder().norm(kept[LAYERS]), listed[LAYERS])
+    assert not torch.allclose(kept[LAYERS], listed[LAYERS], atol=0.1)
+    # Nothing is left on the model: a later pass is not captured.
+    before = kept[0]
+    model(ids[:1], use_cache=False)
+    assert kept[0] is before
+
+
 def test_states_are_those_behind_every_layer(target: Path, tmp_path: Path) -> None:
     prompts = [[1, 2, 3, 4, 5], [6, 7, 8], [9, 10, 11, 12, 13], [14, 15, 16, 17, 18]]
     out = capture(target, tmp_path, prompts)
     texts = []
-    for path in sample_files(out):
-        sample = read_sample(path, STATES, vocab=40, hidden=16)
+    for sample in samples_of(out):
         states, logits = hooked(target, sample.input_ids)
         for k in STATES:
             torch.testing.assert_close(sample.states[k], states[k], atol=1e-5, rtol=1e-5)
@@ -111,8 +187,7 @@ def test_states_are_those_behind_every_layer(target: Path, tmp_path: Path) -> No
 
 def test_a_continuation_is_the_targets_greedy_choice(target: Path, tmp_path: Path) -> None:
     out = capture(target, tmp_path, [[1, 2, 3], [4, 5, 6], [7, 8]], new_tokens=9)
-    for path in sample_files(out):
-        sample = read_sample(path, STATES, vocab=40, hidden=16)
+    for sample in samples_of(out):
         new = int(sample.loss_mask.sum())
         prompt = len(sample.input_ids) - new
         assert sample.loss_mask.tolist() == [False] * prompt + [True] * new
@@ -125,8 +200,7 @@ def test_a_continuation_is_the_targets_greedy_choice(target: Path, tmp_path: Pat
 
 def test_a_text_that_is_not_the_targets_own_is_counted_so(target: Path, tmp_path: Path) -> None:
     out = capture(target, tmp_path, [[1, 2, 3, 4, 5, 6, 7, 8], [9]])
-    (path,) = sample_files(out)  # one token alone has nothing to score and is left out
-    sample = read_sample(path, STATES, vocab=40, hidden=16)
+    (sample,) = samples_of(out)  # one token alone has nothing to score and is left out
     _, logits = hooked(target, sample.input_ids)
     written = json.loads((out / "capture.json").read_text())
     follows = int((logits.argmax(-1)[:-1] == sample.input_ids[1:]).sum())
@@ -144,7 +218,9 @@ def test_a_target_that_lacks_tensors_is_not_filled_with_random_ones(
     with pytest.raises(BadInput, match=r"missing keys: model\.layers\.1\.mlp\.down_proj\.weight"):
         capture(target, tmp_path, [[1, 2, 3]])
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(BadInput, match=r"target .* cannot be loaded|is damaged or truncated"):
+    with pytest.raises(
+        BadInput, match=r"target .* cannot be loaded|is damaged or truncated|is cut off"
+    ):
         capture(target, tmp_path, [[1, 2, 3]])
 
 

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from eagle3.chain import draft_chains, draft_to_target_ids
 from eagle3.checkpoint import load_drafter, load_target_parts
+from eagle3.data import find_data
 from eagle3.metrics import Count, Truth, judge_chains, scored_rows, truth_tokens
 from eagle3.model import Drafter
-from eagle3.samples import Sample, read_samples, sample_files
+from eagle3.samples import Sample, read_samples
 from eagle3.wiring import D2T
 from orchestrator.__main__ import main
 from orchestrator.paths import CLONE
@@ -59,7 +60,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 
 @pytest.fixture(scope="session")
 def samples(lab: Lab) -> list[Sample]:
-    return list(read_samples(sample_files(lab.data), STORED, vocab=1024, hidden=128))
+    form = find_data(lab.data, states=STORED, hidden=128, num_layers=61)
+    return list(read_samples(form, vocab=1024, hidden=128))
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from eagle3.data import pt_shards
 from eagle3.lab.build import PROMPT, REPETITION_WINDOW, drafter_shape, windows
 from eagle3.lab.corpus import encode_documents, read_stdlib
 from eagle3.lab.drafter import Texts, continue_prompts, new_drafter, train_drafter
@@ -22,7 +23,7 @@ from eagle3.lab.layout import lay_out, load_live
 from eagle3.metrics import paired_difference
 from eagle3.model import Drafter
 from eagle3.repetition import cut
-from eagle3.samples import Sample, sample_files
+from eagle3.samples import Sample
 from orchestrator.paths import CLONE
 from tests.lab.conftest import EXPERIMENTS, STORED, Lab, first_step_counts, pooled
 
@@ -59,7 +60,7 @@ def test_the_true_wiring_is_good_and_leaves_headroom(lab: Lab) -> None:
     assert 2.5 <= metrics["accept_length"]["value"] <= 3.5
     assert metrics["accuracy"]["denominator"] >= 4000
     assert metrics["coverage"]["value"] > metrics["accuracy"]["value"]
-    assert len(sample_files(lab.data)) >= 64
+    assert len(pt_shards.files(lab.data)) >= 64
 
 
 @pytest.mark.parametrize(

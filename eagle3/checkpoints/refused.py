@@ -1,0 +1,129 @@
+"""What is refused by name: run as an ordinary EAGLE-3 drafter, it would be plausibly wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from eagle3.form import Shapes
+
+# Keys of config.json and its nested blocks that are read elsewhere or do not touch the forward pass
+# of an inference in float32, though their names look as if they might.
+HARMLESS = frozenset(
+    {
+        "attention_bias",
+        "embed_requires_grad",
+        "fc_norm",
+        "head_dim",
+        "mlp_bias",
+        "norm_before_fc",
+        "norm_before_residual",
+        "norm_output",
+        "bias",
+        "partial_rotary_factor",  # read with the rotary embedding
+        "rms_norm_eps",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "return_hidden_post_norm",
+        "tie_word_embeddings",
+    }
+)
+# Names that say what a key does to the forward pass.
+SUSPICIOUS = re.compile(
+    r"norm|residual|rope|rotary|bias|multipl|softcap|logit|sink|clip|parallel|expert|lora|interleav"
+    r"|qk_|attn_temperature|scale_|_scal|quantization|compression"
+)
+# ModelOpt's block: what is read elsewhere, and what may stand there and be the drafter run here.
+EAGLE_READ = frozenset(
+    {
+        "eagle_aux_hidden_state_layer_ids",
+        "num_aux_hidden_states",
+        "norm_before_residual",
+        "norm_before_fc",
+        "fc_norm",
+        "return_hidden_post_norm",
+        "has_lm_head",  # whether the file has one is seen in the file
+    }
+)
+EAGLE_ALLOWED = {
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+    "parallel_draft_heads_num_layers": 1,
+}
+MLA_KEYS = ("q_lora_rank", "kv_lora_rank")
+MLA_TENSORS = ("q_a_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+
+
+def other_kinds(config: Mapping[str, Any], shapes: Shapes | None) -> list[str]:
+    """What a checkpoint is, where it is no EAGLE-3 drafter of the kind that is run here."""
+    names = list(shapes or {})
+    inner = as_block(config, "transformer_layer_config")
+    architectures = " ".join(map(str, config.get("architectures") or [])).lower()
+    kind = config.get("speculators_model_type")
+    faults = []
+    if (
+        "mask_hidden" in names
+        or kind == "peagle"
+        or "peagle" in architectures
+        or any(config.get(key) is not None for key in ("mask_token_id", "pard_token"))
+    ):
+        faults.append(
+            "is a P-EAGLE drafter (mask_hidden, a mask token), which this version does not run"
+        )
+    elif kind not in (None, "eagle3"):
+        faults.append(f"is a speculator of type '{kind}', no EAGLE-3 drafter")
+    latent = [n for n in names if any(part in n.split(".") for part in MLA_TENSORS)]
+    latent += [key for block in (config, inner) for key in MLA_KEYS if block.get(key) is not None]
+    latent += [name for name in architectures.split() if "deepseek" in name]
+    if latent:
+        faults.append(
+            f"is a drafter with multi-head latent attention ({', '.join(latent[:3])}), which this "
+            "version does not run"
+        )
+    if any(".experts." in name for name in names):
+        faults.append("has a mixture of experts, which this version does not run")
+    return faults
+
+
+def unknown_switches(config: Mapping[str, Any]) -> list[str]:
+    """Keys that change, or may change, the forward pass in a way that is not run here."""
+    faults = []
+    for prefix, block in (
+        ("", config),
+        ("transformer_layer_config.", as_block(config, "transformer_layer_config")),
+    ):
+        if (act := block.get("hidden_act", "silu")) not in ("silu", "swish"):
+            faults.append(f"sets {prefix}hidden_act={act!r}; this version runs silu")
+        faults += [
+            f"sets {prefix}{key}={value!r}, a switch that this version does not know; it may change "
+            "the forward pass, so the drafter is not run without it"
+            for key, value in block.items()
+            if SUSPICIOUS.search(key) and key not in HARMLESS and not neutral(value)
+        ]
+    for key, value in as_block(config, "eagle_config").items():
+        allowed = value == EAGLE_ALLOWED[key] if key in EAGLE_ALLOWED else neutral(value)
+        if key not in EAGLE_READ and value is not None and not allowed:
+            faults.append(
+                f"sets eagle_config.{key}={value!r}, which this version does not run; scoring the "
+                "drafter without it would give a wrong number"
+            )
+    return faults
+
+
+def as_block(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A nested object, empty where there is none."""
+    value = config.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def neutral(value: object) -> bool:
+    """Whether a switch is off by its value: null, false, zero, a factor of one, empty."""
+    if isinstance(value, list | dict | str):
+        return not value
+    return value is None or value is False or (type(value) in (int, float) and value in (0, 1))

@@ -1,0 +1,103 @@
+"""A drafter tied to its target as a wiring says, ready to draft."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from eagle3.chain import draft_to_target_ids
+from eagle3.checkpoint import DrafterCheckpoint
+from eagle3.errors import BadInput
+from eagle3.model import Drafter
+from eagle3.target import TargetParts
+from eagle3.wiring import DecoderLayer, Embedding, Head, Residual, Wiring
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connected:
+    """What drafting takes: see eagle3.chain.draft_chains for the shapes."""
+
+    drafter: Drafter
+    embedding: Tensor  # [V, H_d]
+    head: Tensor | None  # [V_d, H_d] rows of the target's, None for the drafter's own
+    to_target: Tensor  # [V_d] the target id of every draft id
+    states: tuple[int, ...]  # canonical, in the order of concatenation
+    decoder_layer: DecoderLayer
+    wiring: Wiring
+
+
+def connect(checkpoint: DrafterCheckpoint, target: TargetParts, wiring: Wiring) -> Connected:
+    """Tie them together; raises BadInput where they do not fit, naming what does not."""
+    shape = checkpoint.drafter.shape
+    check_fit(checkpoint, target)
+    states = wiring.states(target.num_layers)
+    if len(states) != shape.num_aux:
+        raise BadInput(
+            f"wiring.layers names {len(states)} states, but the drafter's fc takes {shape.num_aux}"
+        )
+    to_target = draft_to_target_ids(checkpoint.drafter.d2t, wiring.d2t, shape.vocab)
+    return Connected(
+        drafter=rewired(checkpoint.drafter, wiring.residual),
+        embedding=embedding_of(checkpoint, target, wiring.embedding),
+        head=head_of(checkpoint, target, wiring.head, to_target),
+        to_target=to_target,
+        states=states,
+        decoder_layer=wiring.decoder_layer,
+        wiring=wiring,
+    )
+
+
+def check_fit(checkpoint: DrafterCheckpoint, target: TargetParts) -> None:
+    """The drafter must have been made for a target of this vocabulary and width."""
+    shape = checkpoint.drafter.shape
+    if (shape.vocab, shape.target_hidden) != (target.vocab, target.hidden):
+        raise BadInput(
+            f"the drafter is made for a target of vocabulary {shape.vocab} and hidden size "
+            f"{shape.target_hidden}, but this target has {target.vocab} and {target.hidden}"
+        )
+
+
+def rewired(drafter: Drafter, residual: Residual) -> Drafter:
+    """The drafter with the residual that the wiring wants."""
+    if residual is Residual.declared:
+        return drafter
+    return drafter.rewired(norm_before_residual=residual is Residual.normed)
+
+
+def embedding_of(checkpoint: DrafterCheckpoint, target: TargetParts, whose: Embedding) -> Tensor:
+    """The token embedding [V, H_d] that the wiring names, as stored."""
+    if whose is Embedding.own:
+        if checkpoint.embedding is None:
+            raise BadInput(
+                "wiring.embedding=own, but the drafter's checkpoint has no embed_tokens.weight; "
+                "use wiring.embedding=target"
+            )
+        return checkpoint.embedding
+    check_width("embedding", target, checkpoint)
+    return target.embedding
+
+
+def head_of(
+    checkpoint: DrafterCheckpoint, target: TargetParts, whose: Head, to_target: Tensor
+) -> Tensor | None:
+    """The target's head rows [V_d, H_d] for the draft vocabulary, or None for the drafter's own."""
+    if whose is Head.own:
+        if not checkpoint.drafter.shape.own_head:
+            raise BadInput(
+                "wiring.head=own, but the drafter's checkpoint has no lm_head.weight; use "
+                "wiring.head=target"
+            )
+        return None
+    check_width("head", target, checkpoint)
+    return target.rows("head", to_target)
+
+
+def check_width(what: str, target: TargetParts, checkpoint: DrafterCheckpoint) -> None:
+    """The target's tables can only stand in for the drafter's where both are as wide."""
+    width = checkpoint.drafter.shape.hidden
+    if target.hidden != width:
+        raise BadInput(
+            f"wiring.{what}=target, but the target's {what} is {target.hidden} wide and the drafter "
+            f"{width}"
+        )

@@ -1,0 +1,187 @@
+"""The lab's second drafter, trained by speculators' own code on a dump that lacks the target's end.
+
+Whatever slot of a dump is the last, speculators takes it as the target's final state: it puts the
+target's norm and head on it and learns what comes out. Here the last slot is state 59 of 61 layers,
+so the drafter learns to agree with that, and the trainer's accuracy says how well it does.
+
+speculators lives in the peers' environment, whose pins are not ours; `train_speculators.py` runs there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from eagle3.errors import BadInput
+from eagle3.lab.drafter import Texts
+from eagle3.lab.layout import lay_out
+from eagle3.lab.target import LiveTarget
+
+STATES = (0, 3, 31, 59)  # canonical; the last becomes the teacher
+SCRIPT = Path(__file__).with_name("train_speculators.py")
+# The verifier's name in the checkpoint's config.json: a path, but of no one machine.
+VERIFIER = "lab-target"
+CHECKPOINT_FILES = ("config.json", "model.safetensors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What differs from the defaults of `speculators train`, and is not forced by the lab."""
+
+    python: Path  # an interpreter that imports speculators
+    seed: int
+    epochs: int
+    draft_vocab: int
+    sequence: int = 512  # tokens of packed texts in a step
+    learning_rate: float = 5e-3
+
+    def flags(self) -> list[str]:
+        """The flags of `speculators train`, run in the folder that holds the dump and the verifier.
+
+        Its defaults make the wiring: norm before the residual, norm before fc, the normed output fed
+        back, three steps of test-time training. Only the attention and the losses are its ones for
+        a machine without an accelerator, and full attention stands for a window of 2,048 tokens,
+        which is longer than the lab's context.
+        """
+        flags: dict[str, object] = {
+            "speculator-type": "eagle3",
+            "verifier-name-or-path": VERIFIER,
+            "data-path": "data",
+            "save-path": "checkpoints",
+            "log-dir": "logs",
+            "target-layer-ids": " ".join(map(str, STATES[:-1])),
+            "draft-vocab-size": self.draft_vocab,
+            "full-attention-indices": 0,
+            "draft-attn-impl": "sdpa",
+            "loss-implementation": "eager",
+            "hidden-states-dtype": "float32",
+            "on-missing": "raise",
+            "num-workers": 0,
+            "log-freq": 200,
+            "total-seq-len": self.sequence,
+            "lr": self.learning_rate,
+            "epochs": self.epochs,
+            "seed": self.seed,
+        }
+        return [
+            word for name, value in flags.items() for word in (f"--{name}", *f"{value}".split())
+        ]
+
+
+def peers_python() -> Path:
+    """The interpreter of the peers' environment, wherever `tests/peers/setup_peers.py` puts it."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "drafter-orchestrator" / "peers" / "bin" / "python"
+
+
+def check_peers(python: Path) -> None:
+    """Raise BadInput where `python` cannot run speculators' training."""
+    try:
+        done = subprocess.run(
+            [python, SCRIPT, "--help"], capture_output=True, text=True, check=False, env=quiet()
+        )
+    except OSError as error:
+        raise BadInput(
+            f"{python} cannot be started ({error.strerror}); the lab's second drafter is trained by "
+            "speculators in the peers' environment: make it with `python tests/peers/setup_peers.py`, "
+            "or name an interpreter that has it with --peers-python"
+        ) from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise BadInput(
+            f"{python} cannot run speculators' training ({last}); make the peers' environment anew "
+            "with `python tests/peers/setup_peers.py`, or name another interpreter with --peers-python"
+        )
+
+
+def quiet() -> dict[str, str]:
+    """The environment of speculators: nothing is fetched, and no bars are drawn."""
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+
+
+def train_second(
+    lab_target: Path,
+    target: LiveTarget,
+    texts: Texts,
+    work: Path,
+    plan: Plan,
+    report: Callable[[str], None] = print,
+) -> dict[str, Tensor]:
+    """The checkpoint's files as speculators wrote them, {name: bytes as uint8}.
+
+    `lab_target` is the lab's target as it ships and `target` the same, loaded. The dump lies in a
+    temporary folder under `work`; speculators' output is kept in `work`/speculators.log.
+    """
+    check_peers(plan.python)
+    log = work / "speculators.log"
+    with tempfile.TemporaryDirectory(prefix="speculators.", dir=work) as name:
+        folder = Path(name)
+        lay_out(lab_target, folder / VERIFIER)
+        write_dump(target, texts, STATES, folder / "data")
+        report(f"speculators trains on {len(texts.ids)} texts, see {log}")
+        with log.open("w") as out:
+            done = subprocess.run(
+                [plan.python, SCRIPT, *plan.flags()],
+                cwd=folder,
+                env=quiet(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+        if done.returncode:
+            raise BadInput(f"speculators' training ended with code {done.returncode}; see {log}")
+        written = folder / "checkpoints" / str(plan.epochs - 1)
+        return {
+            file: torch.frombuffer(bytearray((written / file).read_bytes()), dtype=torch.uint8)
+            for file in CHECKPOINT_FILES
+        }
+
+
+@torch.no_grad()
+def write_dump(
+    target: LiveTarget, texts: Texts, states: Sequence[int], folder: Path, batch: int = 64
+) -> None:
+    """The texts' states as speculators keeps them, `hs_{i}.safetensors` in bf16, and the texts.
+
+    hidden_states [T, slots, H] in the order of `states`, token_ids [T]; texts.safetensors is what
+    `train_speculators.py` makes the dataset of.
+    """
+    (folder / "hidden_states").mkdir(parents=True)
+    rows, masks, lengths = [], [], []
+    for chosen in torch.arange(len(texts.ids)).split(batch):
+        _, kept = target(texts.ids[chosen], states)
+        hidden = torch.stack([kept[k] for k in states], 2).to(torch.bfloat16)
+        for i, mask, slots in zip(chosen.tolist(), texts.scored(chosen), hidden, strict=True):
+            length = int(texts.last[i])
+            ids = texts.ids[i, :length].contiguous()
+            save_file(
+                {"hidden_states": slots[:length].contiguous(), "token_ids": ids},
+                folder / "hidden_states" / f"hs_{i}.safetensors",
+            )
+            rows.append(ids)
+            masks.append(mask[:length])
+            lengths.append(length)
+    save_file(
+        {
+            "ids": torch.cat(rows),
+            "loss_mask": torch.cat(masks),
+            "lengths": torch.tensor(lengths),
+        },
+        folder / "texts.safetensors",
+    )
+
+
+def save_second(files: dict[str, Tensor], folder: Path) -> None:
+    """Write the checkpoint's files into `folder`, byte for byte."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content.numpy().tobytes())

@@ -1,0 +1,111 @@
+"""Rotary embeddings: the angles' frequencies and the factor on cos and sin, as transformers has them.
+
+Source: transformers 5.24 `modeling_rope_utils.ROPE_INIT_FUNCTIONS`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle3.form import Rope
+
+
+def cos_sin(
+    rope: Rope, positions: Tensor, head_dim: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, head_dim] of the half-split rotary embedding, computed in float32.
+
+    Dynamic scaling grows with the text: its base is that of the highest of `positions` [T].
+    """
+    length = int(positions.max()) + 1 if rope.kind == "dynamic" and len(positions) else 0
+    frequencies, factor = inverse_frequencies(rope, head_dim, length)
+    angles = positions.float()[:, None] * frequencies.to(positions.device)[None, :]
+    angles = torch.cat([angles, angles], -1)
+    return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Half-split rotation; x [B, heads, T, d], cos and sin [T, d]."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+def inverse_frequencies(rope: Rope, head_dim: int, length: int = 0) -> tuple[Tensor, float]:
+    """Frequencies [head_dim / 2] in float32, and the factor on cos and sin.
+
+    `length` is the text's length so far, which matters to dynamic scaling alone.
+    """
+    scaling = dict(rope.scaling)
+    if rope.kind == "dynamic":
+        return plain(dynamic_theta(rope.theta, scaling, head_dim, length), head_dim), 1.0
+    if rope.kind == "yarn":
+        return yarn(rope.theta, scaling, head_dim), yarn_factor(scaling)
+    frequencies = plain(rope.theta, head_dim)
+    if rope.kind == "linear":
+        frequencies = frequencies / scaling["factor"]
+    elif rope.kind == "llama3":
+        frequencies = llama3(frequencies, scaling)
+    elif rope.kind != "default":
+        raise ValueError(f"no rotary embedding of kind '{rope.kind}'")
+    return frequencies, 1.0
+
+
+def plain(theta: float, head_dim: int) -> Tensor:
+    """theta^(-2i/d) for i = 0 … d/2 - 1."""
+    even: Tensor = torch.arange(0, head_dim, 2, dtype=torch.float32)
+    return 1.0 / (theta ** (even / head_dim))
+
+
+def dynamic_theta(theta: float, scaling: dict[str, Any], head_dim: int, length: int) -> float:
+    """The base that NTK scaling takes for a text of `length`; below the trained length, theta."""
+    trained, factor = scaling["max_position_embeddings"], scaling["factor"]
+    growth = factor * max(length, trained) / trained - (factor - 1)
+    return float(theta * growth ** (head_dim / (head_dim - 2)))
+
+
+def llama3(frequencies: Tensor, scaling: dict[str, Any]) -> Tensor:
+    """Llama 3.1's scaling: long waves divided by the factor, short ones kept, a ramp in between."""
+    factor, trained = scaling["factor"], scaling["original_max_position_embeddings"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    waves = 2 * math.pi / frequencies
+    smooth = (trained / waves - low) / (high - low)
+    ramp = (1 - smooth) * frequencies / factor + smooth * frequencies
+    scaled = torch.where(waves > trained / low, frequencies / factor, ramp)
+    return torch.where(waves < trained / high, frequencies, scaled)
+
+
+def yarn(theta: float, scaling: dict[str, Any], head_dim: int) -> Tensor:
+    """YaRN's frequencies: interpolated ones blended into the plain ones over a range of dimensions."""
+    factor, trained = scaling["factor"], scaling["original_max_position_embeddings"]
+
+    def dimension(rotations: float) -> float:
+        """Where the wave makes so many rotations over the trained length."""
+        return head_dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(scaling.get("beta_fast", 32)), dimension(scaling.get("beta_slow", 1))
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # no division by zero
+    steps: Tensor = torch.arange(head_dim // 2, dtype=torch.float32)
+    kept = 1 - ((steps - low) / (high - low)).clamp(0, 1)
+    waves: Tensor = theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    blended: Tensor = (1.0 / (factor * waves)) * (1 - kept) + (1.0 / waves) * kept
+    return blended
+
+
+def yarn_factor(scaling: dict[str, Any]) -> float:
+    """The factor on cos and sin: as given, else from mscale and mscale_all_dim, else from the factor."""
+    if "attention_factor" in scaling:
+        return float(scaling["attention_factor"])
+
+    def grown(weight: float) -> float:
+        return 0.1 * weight * math.log(scaling["factor"]) + 1 if scaling["factor"] > 1 else 1.0
+
+    mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    return float(grown(mscale) / grown(all_dim)) if mscale and all_dim else grown(1)

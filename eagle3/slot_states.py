@@ -1,0 +1,113 @@
+"""Which canonical state a slot is, by its distance to states that the target itself has made.
+
+The states come from running the target, or its first layers, over the first positions of a few texts.
+A slot is state k where its error to k is far below the distance from k to the nearest state that
+differs. How large an error rounding makes is not assumed: it is measured, against that distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle3.slots import SHIFTS, overlap
+
+FAR_BELOW = 0.25  # an error counts as rounding where it is at most this share of the distance
+EQUAL = 1e-6  # relative distance below which two states are one and the same
+ROUNDING = 0.15  # no rounding, not even a deep target's in eight bits, errs by more than this
+
+
+@dataclass(frozen=True, kw_only=True)
+class Located:
+    """Where a slot was found among the states 0 … computed."""
+
+    states: tuple[int, ...]  # that it may be; empty where it is none of them
+    equal: bool  # these states are all the same here, so that no measure tells them apart
+    shift: int  # row t holds the state of position t + shift
+    nearest: int
+    error: float  # median relative distance to the nearest state
+    margin: float | None  # of the nearest state to the nearest one that differs; None: none does
+    computed: int
+    errors: tuple[float, ...]  # to each computed state, at that shift
+    normed: bool = False  # the states were put through the final norm first
+
+    @property
+    def found(self) -> tuple[int, ...]:
+        """The states that it is, where that is settled up to equal ones."""
+        return self.states if self.equal else ()
+
+    @property
+    def open_end(self) -> bool:
+        """Whether it may as well be a higher state, which was not computed."""
+        return bool(self.states) and self.states[-1] == self.computed
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data; of the errors only those of the states around."""
+        around = range(max(0, self.nearest - 2), min(self.computed, self.nearest + 2) + 1)
+        return {
+            "states": list(self.states),
+            "equal": self.equal,
+            "shift": self.shift,
+            "nearest": self.nearest,
+            "error": self.error,
+            "margin": self.margin,
+            "computed": self.computed,
+            "behind_final_norm": self.normed,
+            "errors": {str(k): self.errors[k] for k in around},
+        }
+
+
+def locate(slots: Sequence[Tensor], states: Sequence[Tensor]) -> Located | None:
+    """Find a slot among computed states; None where no row can be compared.
+
+    `slots` are its first rows [T, H] in each text, `states` what the target made of the same
+    positions, [K, T, H] with K = computed + 1.
+    """
+    shifted = {}
+    for shift in SHIFTS:
+        parts = [relative_errors(h, made, shift) for h, made in zip(slots, states, strict=True)]
+        shifted[shift] = torch.cat(parts).nanmedian(0).values  # [K]
+    if any(errors.isnan().any() for errors in shifted.values()):
+        return None
+    shift = min(SHIFTS, key=lambda s: float(shifted[s].min()))
+    errors = shifted[shift]
+    nearest = int(errors.argmin())
+    apart = torch.cat([distances(made, nearest) for made in states]).nanmedian(0).values  # [K]
+    error = float(errors[nearest])
+    equal = apart <= EQUAL
+    near = equal | (apart * FAR_BELOW < error)
+    margin = float(apart[~equal].min()) if (~equal).any() else None
+    settled = error <= ROUNDING and bool((near == equal).all())
+    # The state behind the last computed one may be near that one too; it is then one of several.
+    chosen = near if error <= ROUNDING else torch.zeros_like(near)
+    return Located(
+        states=tuple(chosen.nonzero().flatten().tolist()),
+        equal=settled,
+        shift=shift,
+        nearest=nearest,
+        error=error,
+        margin=margin,
+        computed=len(errors) - 1,
+        errors=tuple(errors.tolist()),
+    )
+
+
+def relative_errors(h: Tensor, made: Tensor, shift: int) -> Tensor:
+    """|h - state| / |state| of rows [T, H] against states [K, T, H], [rows, K]; NaN where unusable."""
+    errors = []
+    for state in made:
+        ours, theirs = overlap(h.float(), state.float(), shift)
+        errors.append((ours - theirs).norm(dim=-1) / theirs.norm(dim=-1))
+    stacked = torch.stack(errors, -1)
+    return stacked.masked_fill(~stacked.isfinite(), torch.nan)
+
+
+def distances(made: Tensor, k: int) -> Tensor:
+    """|state - state k| / |state k| of states [K, T, H], [T, K]."""
+    reference = made[k].float()
+    size = reference.norm(dim=-1)
+    return torch.stack([(state.float() - reference).norm(dim=-1) / size for state in made], -1)

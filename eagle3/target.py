@@ -1,0 +1,199 @@
+"""What a drafter takes from its target: token embedding, final norm and head, read from its shards.
+
+Tensors stay in the numbers they are stored in and are mapped, so only the rows that are asked for are
+read. The rest of the target is never touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from eagle3.errors import BadInput
+from eagle3.files import first_line, read_json
+from eagle3.headers import TensorInfo, find_tensors
+
+EMBEDDING = "embed_tokens.weight"
+HEAD = "lm_head.weight"
+ROWS_AT_ONCE = 8192  # of a table that is hashed or multiplied; bounds what is copied
+# Targets whose final norm multiplies by 1 + w. Source: transformers 5.24, `1.0 + self.weight` in the
+# norm that their models end in; Gemma 3n and 4 have left it.
+ONE_PLUS = frozenset(
+    {
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "gemma3_text",
+        "minimax_m3_vl_text",
+        "muse_glimmer_text",
+        "muse_spark_text",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
+        "qwen3_next",
+        "qwen4_exp_text",
+        "recurrent_gemma",
+        "step3p5",
+        "vaultgemma",
+    }
+)
+# Models that share embedding and head unless their config says otherwise.
+TIED_BY_DEFAULT = ("gemma", "vaultgemma")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalNorm:
+    """The norm in front of the target's head: x / rms(x) · w, or · (1 + w)."""
+
+    weight: Tensor  # [H] float32, as stored
+    eps: float
+    one_plus: bool
+
+    @property
+    def factor(self) -> Tensor:
+        """What the normed state is multiplied by, [H]."""
+        return self.weight + 1 if self.one_plus else self.weight
+
+    def __call__(self, h: Tensor) -> Tensor:
+        """h [..., H] → [..., H], float32."""
+        return F.rms_norm(h.float(), self.weight.shape, self.factor, self.eps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetParts:
+    """What a drafter takes from its target's checkpoint."""
+
+    folder: Path
+    config: Mapping[str, Any]  # of the language model
+    device: str
+    num_layers: int
+    embedding: Tensor  # [V, H] as stored, mapped where it lies on the CPU
+    base: str  # what the names of the language model's tensors begin with
+    fingerprint: str  # sha256 over config.json and the embedding, not over all weights
+
+    @property
+    def vocab(self) -> int:
+        """V."""
+        return int(self.embedding.shape[0])
+
+    @property
+    def hidden(self) -> int:
+        """H."""
+        return int(self.embedding.shape[1])
+
+    def final_norm(self) -> FinalNorm:
+        """The final norm; read on first use. Raises BadInput where it is none of a known kind."""
+        return self._norm
+
+    def head(self) -> Tensor:
+        """The head [V, H] as stored, or the embedding where the two are tied; read on first use."""
+        return self._head
+
+    def rows(self, name: str, ids: Tensor) -> Tensor:
+        """Rows of `embedding` or `head`, [len(ids), H] in float32."""
+        if name not in ("embedding", "head"):
+            raise BadInput(f"a target has no table named '{name}', but embedding and head")
+        table = self.embedding if name == "embedding" else self.head()
+        return table[ids.to(table.device)].float()
+
+    def logits(self, h: Tensor, *, normed: bool) -> Tensor:
+        """head(norm(h)), or head(h) where h is normed already; h [..., H] → [..., V] float32."""
+        h = h.float() if normed else self.final_norm()(h)
+        blocks = [F.linear(h, rows.float()) for rows in self.head().split(ROWS_AT_ONCE)]
+        scores = torch.cat(blocks, -1)
+        cap = self.config.get("final_logit_softcapping")
+        return torch.tanh(scores / cap) * cap if cap else scores
+
+    @cached_property
+    def _norm(self) -> FinalNorm:
+        name = f"{self.base}norm.weight"
+        found = find_tensors(self.folder, [name, f"{self.base}norm.bias"])
+        if name not in found:
+            raise BadInput(f"{self.folder} holds no {name}, the target's final norm")
+        eps = self.config.get("rms_norm_eps")
+        if len(found) > 1 or not isinstance(eps, float):
+            raise BadInput(
+                f"{self.folder / 'config.json'}: the final norm is no RMSNorm ({', '.join(found)}, "
+                f"rms_norm_eps {eps}), which this version does not run"
+            )
+        kind = str(self.config.get("model_type"))
+        weight = read_tensor(found[name]).float().to(self.device)
+        if weight.shape != (self.hidden,):
+            raise BadInput(f"{name} is {list(weight.shape)}, expected [{self.hidden}]")
+        return FinalNorm(weight=weight, eps=eps, one_plus=kind in ONE_PLUS)
+
+    @cached_property
+    def _head(self) -> Tensor:
+        path = self.folder / "config.json"
+        for key in ("logit_scale", "logits_scaling"):
+            if self.config.get(key) not in (None, 1, 1.0):
+                raise BadInput(f"{path} sets {key}, which this version's head does not run")
+        found = find_tensors(self.folder, [HEAD]).get(HEAD)
+        if found is not None:
+            head = read_tensor(found)
+            if head.shape != self.embedding.shape:
+                raise BadInput(
+                    f"{found.file}: {found.name} is {list(head.shape)}, but the embedding is "
+                    f"{list(self.embedding.shape)}"
+                )
+            return head.to(self.device)
+        tied = self.config.get("tie_word_embeddings")
+        if tied is None:
+            tied = str(self.config.get("model_type")).startswith(TIED_BY_DEFAULT)
+        if not tied:
+            raise BadInput(
+                f"{self.folder} holds no {HEAD}, and its config.json does not tie it to the embedding"
+            )
+        return self.embedding
+
+
+def load_target_parts(folder: Path, device: str = "cpu") -> TargetParts:
+    """The parts of a target in Hugging Face's layout; norm and head are read when they are used."""
+    config_path = folder / "config.json"
+    whole = read_json(config_path)
+    text = whole.get("text_config", whole)  # multimodal targets nest the language model
+    if not isinstance(text, Mapping) or type(text.get("num_hidden_layers")) is not int:
+        raise BadInput(f"{config_path} lacks 'num_hidden_layers'")
+    tied = {key: whole[key] for key in ("tie_word_embeddings",) if key in whole}
+    found = find_tensors(folder, [EMBEDDING]).get(EMBEDDING)
+    if found is None:
+        raise BadInput(f"{folder} holds no tensor named *.{EMBEDDING} in safetensors files")
+    embedding = read_tensor(found)
+    if embedding.dim() != 2:
+        raise BadInput(f"{found.file}: {found.name} is {list(embedding.shape)}, expected [V, H]")
+    digest = hashlib.sha256(config_path.read_bytes())
+    for rows in embedding.contiguous().view(torch.uint8).split(ROWS_AT_ONCE):
+        digest.update(rows.numpy().data)
+    return TargetParts(
+        folder=folder,
+        config={**tied, **text},
+        device=device,
+        num_layers=text["num_hidden_layers"],
+        embedding=embedding.to(device),
+        base=found.name.removesuffix(EMBEDDING),
+        fingerprint=f"sha256:{digest.hexdigest()}",
+    )
+
+
+def read_tensor(info: TensorInfo) -> Tensor:
+    """A floating-point tensor of a safetensors file, mapped, not copied."""
+    try:
+        with safe_open(info.file, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(info.name)
+    except (SafetensorError, OSError) as error:
+        raise BadInput(f"{info.file} is damaged or truncated: {first_line(error)}") from error
+    if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise BadInput(
+            f"{info.file}: {info.name} holds {tensor.dtype}; quantised tables are not read"
+        )
+    return tensor

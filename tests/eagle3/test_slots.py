@@ -1,0 +1,180 @@
+"""The measures that verdicts on slots rest on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from eagle3.data.form import RawSample
+from eagle3.metrics import Truth
+from eagle3.slot_states import locate
+from eagle3.slot_verdicts import states_in_words
+from eagle3.slots import (
+    HEAD_BLOCK,
+    HEAD_ROWS,
+    SlotFigures,
+    Spread,
+    head_choices,
+    head_rows,
+    overlap,
+)
+from eagle3.texts import SpecialIds, TextFigures, special_ids
+
+
+def test_quantiles_are_right_within_their_bins() -> None:
+    torch.manual_seed(0)
+    values = torch.randn(20_001).exp() * 300
+    spread = Spread()
+    for part in values.split(999):
+        spread.add(part)
+    for q in (0.05, 0.5, 0.95):
+        assert spread.quantile(q) == pytest.approx(float(values.quantile(q)), rel=0.012)
+    assert Spread().quantile(0.5) is None
+    ones = Spread()
+    ones.add(torch.ones(7))
+    assert ones.quantile(0.5) == pytest.approx(1, rel=0.006)
+
+
+@pytest.mark.parametrize("shift", [-1, 0, 1])
+def test_rows_stand_beside_those_of_the_shift(shift: int) -> None:
+    rows = torch.arange(6)
+    ours, theirs = overlap(rows, rows, shift)
+    assert torch.equal(theirs - ours, torch.full((6 - abs(shift),), shift))
+
+
+def test_the_heads_choice_is_that_over_the_whole_vocabulary() -> None:
+    torch.manual_seed(1)
+    head = torch.randn(2 * HEAD_BLOCK + 5, 8).bfloat16()
+    h = torch.randn(40, 8)
+    assert torch.equal(head_choices(head, h), (h @ head.float().T).argmax(-1))
+    assert len(head_choices(head, h[:0])) == 0
+
+
+def test_rows_for_the_head_are_spread_over_the_scored_and_usable_ones() -> None:
+    mask = torch.zeros(1000, dtype=torch.bool)
+    mask[300:] = True
+    usable = torch.ones(1000, dtype=torch.bool)
+    usable[400:500] = False
+    rows = head_rows(mask, usable)
+    assert len(rows) == HEAD_ROWS
+    assert (int(rows[0]), int(rows[-1])) == (299, 998)  # row t stands for token t + 1
+    assert usable[rows].all()
+    assert head_rows(mask[:310], usable[:310]).tolist() == list(range(299, 309))
+
+
+def test_choices_are_counted_at_every_shift() -> None:
+    ids = torch.tensor([5, 6, 7, 8, 9])
+    rows = torch.tensor([1, 2, 3])
+    figures = SlotFigures()
+    figures.add_agreements({True: ids[rows + 1]}, rows, ids, ids.roll(-1))
+    counts = {key: (c.numerator, c.denominator) for key, (c,) in figures.agreements.items()}
+    for truth in (Truth.next_token, Truth.target_argmax):
+        assert counts[(truth, True, 0)] == (3, 3)
+        assert counts[(truth, True, -1)] == (0, 3)
+        assert counts[(truth, True, 1)] == (0, 2)
+
+
+def made_states(layers: int, step: float, rows: int = 64, width: int = 24) -> Tensor:
+    """States that drift by `step` of their length a layer, [layers + 1, rows, width]."""
+    generator = torch.Generator().manual_seed(2)
+    states = [torch.randn(rows, width, generator=generator)]
+    for _ in range(layers):
+        drift = torch.randn(rows, width, generator=generator)
+        states.append(states[-1] + step * drift)
+    return torch.stack(states)
+
+
+def noisy(h: Tensor, share: float) -> Tensor:
+    return h + share * h.norm(dim=-1, keepdim=True) * torch.nn.functional.normalize(
+        torch.randn(h.shape, generator=torch.Generator().manual_seed(3)), dim=-1
+    )
+
+
+def test_a_state_is_found_through_rounding_that_is_far_below_a_layers_change() -> None:
+    states = made_states(8, 0.3)
+    for k in (0, 4, 8):
+        found = locate([noisy(states[k], 0.02)], [states])
+        assert found is not None
+        assert found.found == (k,)
+        assert found.error == pytest.approx(0.02, rel=0.1)
+
+
+def test_a_state_behind_the_computed_ones_is_not_taken_for_the_last_of_them() -> None:
+    states = made_states(8, 0.3)
+    for k in (5, 6, 8):
+        found = locate([states[k]], [states[:5]])
+        assert found is not None
+        assert found.found == ()
+
+
+def test_states_nearer_to_each_other_than_the_rounding_are_left_undecided() -> None:
+    states = made_states(8, 0.01)
+    found = locate([noisy(states[4], 0.03)], [states])
+    assert found is not None
+    assert not found.equal
+    assert found.found == ()
+    assert {3, 4, 5} <= set(found.states)
+
+
+def test_one_text_more_makes_the_median_and_no_row_makes_nothing() -> None:
+    states = made_states(4, 0.3)
+    spoilt = states[2].clone()
+    spoilt[:20] = torch.inf
+    found = locate([spoilt, states[2]], [states, states])
+    assert found is not None
+    assert found.found == (2,)
+    assert locate([torch.full_like(states[2], torch.nan)], [states]) is None
+
+
+@pytest.mark.parametrize(
+    ("states", "words"),
+    [
+        ((3,), "state 3"),
+        ((3, 4, 5), "states 3..5, all equal here"),
+        ((0, 4, 5, 9), "states 0, 4..5, 9, all equal here"),
+    ],
+)
+def test_sets_of_states_are_named_by_their_runs(states: tuple[int, ...], words: str) -> None:
+    assert states_in_words(states) == words
+
+
+def raw(ids: list[int], mask: list[int], slot: Tensor | None = None) -> RawSample:
+    rows = torch.ones(len(ids), 2) if slot is None else slot
+    return RawSample(
+        path=Path("rows/data_0.pt"),
+        input_ids=torch.tensor(ids),
+        loss_mask=torch.tensor(mask).bool(),
+        slots=(rows,),
+        target_argmax=None,
+    )
+
+
+def test_texts_are_counted() -> None:
+    figures = TextFigures(vocab=10, special=SpecialIds(bos=frozenset({1}), eos=frozenset({2})))
+    figures.add(raw([1, 5, 6, 7, 2], [0, 0, 1, 0, 1]))
+    figures.add(raw([1, 5, 6], [0, 1, 1]))
+    figures.add(raw([1, 5, 6], [0, 1, 1]))
+    plain = figures.plain()
+    assert (plain["samples"], plain["positions"], plain["masked"], plain["spans"]) == (3, 11, 6, 4)
+    assert (plain["longest"], plain["at_longest"], plain["shortest"]) == (5, 1, 3)
+    assert (plain["prompt_shortest"], plain["prompt_longest"], plain["repeated"]) == (1, 2, 1)
+    assert plain["special_tokens"] == {"bos": 3, "eos": 1}
+    assert plain["special_tokens_masked"] == {"bos": 0, "eos": 1}
+    assert [f.name for f in figures.findings("here")] == ["repeated-samples"]
+
+
+def test_a_first_token_in_the_mask_is_named() -> None:
+    figures = TextFigures(vocab=10, special=SpecialIds())
+    figures.add(raw([3, 5, 6, 7], [1, 0, 1, 1]))
+    assert [f.name for f in figures.findings("here")] == ["mask-covers-first-token"]
+
+
+def test_special_ids_come_from_every_place_that_names_them() -> None:
+    named = special_ids(
+        {"text_config": {"bos_token_id": 1, "eos_token_id": 2}, "pad_token_id": None},
+        {"eos_token_id": [2, 7]},
+    )
+    assert (named.bos, named.eos, named.pad) == ({1}, {2, 7}, frozenset())
