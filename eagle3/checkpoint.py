@@ -8,7 +8,7 @@ else may be; all faults are named in one error. Pickled code is never executed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from eagle3.checkpoints import LAYOUTS, examine
-from eagle3.checkpoints.agree import expected_shapes, optional_shapes, own_name
+from eagle3.checkpoints.agree import PASSED_OVER, expected_shapes, optional_shapes, own_name
 from eagle3.errors import BadInput
 from eagle3.files import first_line, load_pt, read_json
 from eagle3.form import DrafterForm
 from eagle3.headers import BIN_INDEX, INDEX, Weights, find_weights
 from eagle3.model import Drafter, DrafterShape
+from eagle3.rope import inverse_frequencies
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 EMBEDDING = "embed_tokens.weight"
@@ -52,6 +53,7 @@ def load_drafter(
     config = read_json(where)
     weights = find_weights(folder)
     files = read_files(weights)
+    turns = [files.pop(name) for name in list(files) if PASSED_OVER.fullmatch(name)]
     shapes = {name: tuple(t.shape) for name, t in files.items()}
     form, faults = examine(config, shapes, where, layout=layout)
     tensors = {own_name(name): tensor for name, tensor in files.items()}
@@ -59,7 +61,7 @@ def load_drafter(
     if form is None or faults:
         raise BadInput(f"{weights.files[0]} and {where} do not fit: {'; '.join(faults)}")
     embedding = tensors.pop(EMBEDDING, None)
-    notes = [*said_aloud(form, config), *complete_tables(form, tensors)]
+    notes = [*said_aloud(form, config), *other_turns(form, turns), *complete_tables(form, tensors)]
     drafter = Drafter(drafter_shape(form))
     drafter.load_state_dict({**drafter.state_dict(), **tensors})
     return DrafterCheckpoint(
@@ -178,6 +180,17 @@ def said_aloud(form: DrafterForm, config: Mapping[str, Any]) -> list[str]:
             f"({means.origin})"
         )
     return notes
+
+
+def other_turns(form: DrafterForm, saved: Sequence[Tensor]) -> list[str]:
+    """Where a file that kept its rotary frequencies was trained with others than its config says."""
+    ours, _ = inverse_frequencies(form.rope.value, form.head_dim.value)
+    close = [s.shape == ours.shape and torch.allclose(s.float(), ours, rtol=0.02) for s in saved]
+    if all(close):
+        return []
+    return [
+        "the file's rotary_emb.inv_freq is not what config.json's rope makes; the latter is run"
+    ]
 
 
 def complete_tables(form: DrafterForm, tensors: dict[str, Tensor]) -> list[str]:

@@ -55,6 +55,7 @@ class Lost(str, Enum):
 
     dropped = "dropped"  # fewer states come out than ids went in
     refused = "refused"  # an error at start or at the first forward
+    unset = "unset"  # its chunk of fc's input keeps whatever its memory held
 
 
 @dataclass(frozen=True)
@@ -437,10 +438,15 @@ _OTHER_ENGINES = (
         classes=("*",),
         meaning=Meaning.output,
         embedding=Reach.no,
+        unreached=Lost.unset,
         setting="eagle3_layers_to_capture of its speculative config",
-        source="_torch/speculative/eagle3.py, _torch/models/modeling_speculative.py",
+        source="_torch/speculative/eagle3.py::Eagle3OneModelSpecMetadata, speculative/utils.py",
         evidence=Evidence.read,
-        notes=("whether newer releases read the ids of config.json is not known",),
+        notes=(
+            "with 5 layers or fewer it refuses to choose by itself; -1 stands for the last state "
+            "where hidden states are saved, and sorts behind the others",
+            "whether newer releases read the ids of config.json is not known",
+        ),
     ),
     Rule(
         ecosystem="llama_cpp",
@@ -448,11 +454,11 @@ _OTHER_ENGINES = (
         meaning=Meaning.derived,
         embedding=Reach.no,
         last=Reach.no,
-        source="conversion/llama.py (extract_layers), src/models/eagle3.cpp",
-        evidence=Evidence.inferred,
+        source="conversion/llama.py (extract_layers), common/speculative.cpp",
+        evidence=Evidence.read,
         notes=(
-            "the converter writes extract_layers = [2, n//2, n-3] whatever config.json says (read); "
-            "that the runtime takes them as inputs of layers is inferred",
+            "the converter of commit 0274f0fc writes [2, n//2, n-3], taken as inputs of layers, "
+            "whatever config.json says; the GGUF's eagle3.extract_layers holds what was written",
         ),
     ),
 )

@@ -68,7 +68,7 @@ KNOWN_PLACES = (
 class Served:
     """The canonical states that an id list brings, in the order of fc's chunks."""
 
-    states: tuple[int, ...] | None  # None: it does not get as far as capturing
+    states: tuple[int, ...] | None  # None: nothing usable is captured
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -249,7 +249,7 @@ def served_states(rule: Rule, ids: Sequence[int] | None, num_layers: int | None)
         if not lost:
             fed.append(k)
         else:
-            refused = refused or rule.unreached is Lost.refused
+            refused = refused or rule.unreached is not Lost.dropped
     if len(set(fed)) < len(fed):
         how = "is an error" if rule.twice is Lost.refused else "is captured once only"
         problems.append(f"a state that is named twice {how}")
@@ -295,7 +295,11 @@ def _default_served(rule: Rule, ids: Sequence[int] | None, num_layers: int | Non
 
 def _edge(rule: Rule, i: int, k: int, num_layers: int | None) -> tuple[str | None, bool]:
     """What is wrong with an id at the edges, and whether its state is lost."""
-    lost = "is refused" if rule.unreached is Lost.refused else "is passed over in silence"
+    lost = {
+        Lost.dropped: "is passed over in silence",
+        Lost.refused: "is refused",
+        Lost.unset: "leaves its chunk of fc's input unset",
+    }[rule.unreached]
     if k < 0:
         return f"id {i} names no state and {lost}", True
     if num_layers is not None and k > num_layers:

@@ -80,7 +80,8 @@ def locate(slots: Sequence[Tensor], states: Sequence[Tensor]) -> Located | None:
     error = float(errors[nearest])
     equal = apart <= EQUAL
     near = equal | (apart * FAR_BELOW < error)
-    margin = float(apart[~equal].min()) if (~equal).any() else None
+    others = apart[~equal & apart.isfinite()]
+    margin = float(others.min()) if len(others) else None
     settled = error <= ROUNDING and bool((near == equal).all())
     # The state behind the last computed one may be near that one too; it is then one of several.
     chosen = near if error <= ROUNDING else torch.zeros_like(near)

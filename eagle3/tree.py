@@ -90,11 +90,11 @@ def draft_trees(
     if decoder_layer is DecoderLayer.included:
         y = drafter.step(embedding[ids[1 : length + 1]][None], y, prefix, native)
 
-    def feed(hidden: Tensor, tokens: Tensor, nodes: Tensor, cache: Cache) -> Tensor:
-        """One step for nodes [K] of the rows `nodes`: hidden [1, K, H_d] of their parents → theirs."""
+    def feed(hidden: Tensor, tokens: Tensor, where: Tensor, cache: Cache) -> Tensor:
+        """One step for K nodes of the rows `where` [K]: their parents' states [1, K, H_d] → theirs."""
         if decoder_layer is DecoderLayer.skipped:
             return hidden  # no token enters, so every node has the same children
-        return drafter.step(embedding[tokens][None], drafter.feedback(hidden), nodes, cache)
+        return drafter.step(embedding[tokens][None], drafter.feedback(hidden), where, cache)
 
     grown = []
     for chunk in rows.split(max(1, chain.ROWS_AT_ONCE // topk)):

@@ -18,7 +18,6 @@ PROGRAM = b"""\
 import json, sys
 asked = json.loads(sys.argv[1])
 sys.path.insert(0, asked["snapshot"])
-sys.dont_write_bytecode = True
 def refuse(said):
     print(json.dumps({"error": {"kind": "host", "message": said}}))
     sys.exit(0)

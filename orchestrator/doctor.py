@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import shlex
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -131,8 +132,9 @@ def question(asked: Asked, *, remote: bool) -> dict[str, Any]:
         role: placed(role, settings[role], remote=remote) for role in PATHS if role in settings
     }
     question["trainer"] = settings.get("trainer")
-    if question["trainer"] and question["trainer"].endswith(".json"):
-        question["trainer"] = placed("trainer", question["trainer"], remote=remote)
+    trainer = settings.get("trainer", "")
+    if trainer.endswith(".json") or "/" in trainer:
+        question["trainer"] = placed("trainer", trainer, remote=remote)
     question["states"] = states_of(settings["states"]) if "states" in settings else None
     if "engine" in settings:
         checkout = settings.get("engine_checkout")
@@ -179,7 +181,10 @@ def flags_of(text: str) -> dict[str, Any]:
         except ValueError as error:
             raise InputError(f"engine_flags is no JSON: {error}") from None
         return dict(flags)
-    words = text.split() if "--" in text else text.split(",")
+    try:
+        words = shlex.split(text) if "--" in text else text.split(",")
+    except ValueError as error:
+        raise InputError(f"engine_flags cannot be split into words: {error}") from None
     flags = {}
     while words:
         name, given, value = words.pop(0).strip().partition("=")

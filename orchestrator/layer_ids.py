@@ -141,7 +141,7 @@ def show_explained(show: Show, said: dict[str, Any]) -> None:
             )
         show.console.print(table)
     if said["states"] is None:
-        show.line("states   none: it does not get as far as capturing", style="red")
+        show.line("states   none that can be used", style="red")
     else:
         show.line(
             f"states   {', '.join(map(str, said['states'])) or 'none'}, in this order into fc"

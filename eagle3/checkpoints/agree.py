@@ -9,6 +9,8 @@ from eagle3.form import DrafterForm, Shapes
 # The drafter's own names are SpecForge's for the first layer and everybody's for the others.
 FIRST_LAYER = "midlayer."
 ALIAS = "layers.0."
+# What a file may hold unread: a table that old trainers saved, computed from the config by everybody.
+PASSED_OVER = re.compile(r".*rotary_emb\.inv_freq")
 
 
 def own_name(name: str) -> str:

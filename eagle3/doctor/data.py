@@ -54,7 +54,7 @@ def counted(data: Data, slots: tuple[DataSlot, ...]) -> Iterator[Finding]:
 
 def widths(subject: Subject, data: Data, slots: tuple[DataSlot, ...]) -> Iterator[Finding]:
     """Every slot is H wide."""
-    hidden = subject.target.hidden if subject.target is not None else None
+    hidden = subject.target_hidden
     wrong = [slot for slot in slots if slot.width != (hidden or slots[-1].width)]
     if not wrong:
         return

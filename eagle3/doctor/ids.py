@@ -90,24 +90,31 @@ def by_data(subject: Subject) -> Wanted | None:
 
 
 def by_trainer(subject: Subject) -> Wanted | None:
-    """What the config's ids mean to the trainer that wrote them."""
-    drafter = subject.drafter
+    """What the config's ids mean to the trainer that wrote them; the file's own word goes first."""
+    drafter, trainer = subject.drafter, subject.trainer
     form = drafter.form if drafter is not None else None
-    if drafter is None or form is None or form.layer_ids.value is None:
+    if trainer is not None and trainer.rule.meaning is Meaning.derived:
+        if subject.num_layers is None:
+            return None
+        states = default_states(trainer.rule, subject.num_layers)
+        return Wanted(states=states, origin=f"the layers that {trainer.name} always takes")
+    if form is None or form.layer_ids.value is None:
         return None
     ids = form.layer_ids.value
     origin = f"the ids {listed(ids)} in {form.layer_ids.origin}"
-    if subject.trainer is not None and subject.trainer.rule.meaning is not Meaning.derived:
-        try:
-            states = id_states(subject.trainer.rule, ids, subject.num_layers)
-        except BadInput:
-            return None
-        return Wanted(states=states, origin=f"{origin}, as {subject.trainer.name} means them,")
     plus = {"output": 1, "input": 0, "hf": 0}.get(str(form.layer_convention.value))
-    if plus is None:
+    if plus is not None:
+        said = form.layer_convention.origin
+        return Wanted(
+            states=tuple(i + plus for i in ids), origin=f"{origin}, as {said} means them,"
+        )
+    if trainer is None:
         return None
-    said = form.layer_convention.origin
-    return Wanted(states=tuple(i + plus for i in ids), origin=f"{origin}, as {said} means them,")
+    try:
+        states = id_states(trainer.rule, ids, subject.num_layers)
+    except BadInput:
+        return None
+    return Wanted(states=states, origin=f"{origin}, as {trainer.name} means them,")
 
 
 def outside(subject: Subject, wanted: Wanted | None) -> Iterator[Finding]:
@@ -201,7 +208,7 @@ def problems(
 ) -> Iterator[Finding]:
     """What the engine makes of the ids that it finds, where that is not plain."""
     for problem in served.problems:
-        patched = "needs the embedding capture patch" in problem or "needs a " in problem
+        patched = engine.rule.patch is not None and engine.rule.patch in problem
         known = engine.checkout is not None and not engine.checkout.known
         yield Finding(
             name="embedding-needs-a-patch" if patched else "ids-not-served",

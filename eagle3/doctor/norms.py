@@ -7,19 +7,23 @@ from collections.abc import Iterator
 import numpy as np
 
 from eagle3.doctor.findings import MEASURED, Finding
-from eagle3.doctor.subject import Subject
+from eagle3.doctor.subject import Drafter, Subject
 from eagle3.headers import BITS, NUMPY
 
 LARGEST = 1 << 24  # numbers; a norm has at most A·H
 DECODED = {*NUMPY, "BF16", "F8_E4M3", "F8_E5M2"}
 # Gemma stores w and multiplies by 1 + w: small numbers of both signs.
 GEMMA_RMS, GEMMA_NEGATIVE = 0.5, 0.05
+LEAST_EPS, MOST_EPS = 1e-9, 1e-3
 
 
 def check(subject: Subject) -> Iterator[Finding]:
     """Every one-dimensional tensor of floating-point numbers."""
     drafter = subject.drafter
-    if drafter is None or not drafter.examined:
+    if drafter is None:
+        return
+    yield from epsilon(drafter)
+    if not drafter.examined:
         return
     ones: list[str] = []
     trained = 0
@@ -63,6 +67,23 @@ def check(subject: Subject) -> Iterator[Finding]:
     if trained:  # where all are one, the whole drafter may be trained without touching norms
         for where in ones:
             yield untouched(where)
+
+
+def epsilon(drafter: Drafter) -> Iterator[Finding]:
+    """An eps that no model has."""
+    if drafter.form is None or LEAST_EPS <= drafter.form.norm_eps.value <= MOST_EPS:
+        return
+    setting = drafter.form.norm_eps
+    yield Finding(
+        name="norm-eps",
+        severity="error",
+        where=f"{drafter.where}: {setting.origin}",
+        what=f"rms_norm_eps is {setting.value:g}; models have between {LEAST_EPS:g} and {MOST_EPS:g}",
+        effect="every norm's output is too small where states are small: logits are flattened, "
+        "acceptance drops from the first step on",
+        fix=('"rms_norm_eps": 1e-05', "or the value that it was trained with"),
+        evidence=MEASURED,
+    )
 
 
 def gemma(values: np.ndarray[tuple[int], np.dtype[np.floating]], where: str) -> Iterator[Finding]:

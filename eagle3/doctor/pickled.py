@@ -31,6 +31,11 @@ DTYPES = {
     "CharStorage": "I8",
     "ByteStorage": "U8",
     "BoolStorage": "BOOL",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
 }
 
 
@@ -44,7 +49,7 @@ class TensorOutline:
 
 @dataclass(frozen=True)
 class StorageType:
-    """A class of torch's that names a number type."""
+    """A class or constant of torch's that names a number type."""
 
     dtype: str
 
@@ -55,6 +60,12 @@ def _rebuild(storage: Any, _offset: Any, size: Any, *_rest: Any) -> TensorOutlin
     return TensorOutline(dtype, tuple(int(n) for n in size))
 
 
+def _rebuild_typed(_storage: Any, _offset: Any, size: Any, *rest: Any) -> TensorOutline:
+    """The same for number types that have no storage class: the type comes as an argument."""
+    named = [value.dtype for value in rest if isinstance(value, StorageType)]
+    return TensorOutline(named[0] if named else "?", tuple(int(n) for n in size))
+
+
 def _parameter(data: Any, *_rest: Any) -> Any:
     return data
 
@@ -63,6 +74,8 @@ STAND_INS: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild,
     ("torch._utils", "_rebuild_tensor"): _rebuild,
+    ("torch._utils", "_rebuild_tensor_v3"): _rebuild_typed,
+    ("torch.storage", "UntypedStorage"): StorageType("?"),
     ("torch._utils", "_rebuild_parameter"): _parameter,
     ("torch", "Size"): tuple,
 }

@@ -93,7 +93,8 @@ def examine(
     if by_config is not None:
         if found_drafter is not None:
             raise BadInput(
-                "trainer= is a config of a run to come, so leave drafter= out, or name it"
+                f"trainer={trainer} is the config of a run to come; leave drafter= out, or name the "
+                f"trainer that drafter= is of: {', '.join(TRAINERS)}"
             )
         found_drafter = by_config
     found_engine, more = engine_of(engine, found_drafter, found_target)

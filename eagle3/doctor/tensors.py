@@ -91,16 +91,22 @@ def contradictions(drafter: Drafter) -> Iterator[Finding]:
 
 def numbers(drafter: Drafter) -> Iterator[Finding]:
     """Weights that hold no floating-point numbers."""
-    for name, info in drafter.tensors.items():
-        if name in ("d2t", "t2d") or info.is_float or "rotary_emb" in name:
-            continue
+    whole = [
+        info
+        for name, info in drafter.tensors.items()
+        if name not in ("d2t", "t2d") and not info.is_float and not HARMLESS.fullmatch(name)
+    ]
+    if whole:
+        named = ", ".join(f"{info.name} ({info.dtype})" for info in whole[:3])
+        more = f" and {len(whole) - 3} more" if len(whole) > 3 else ""
         yield Finding(
             name="weights-not-floating",
             severity="error",
-            where=f"{info.file}: {info.name}",
-            what=f"{info.name} holds {info.dtype}, expected floating-point numbers",
-            effect="it is packed or quantised, or was converted wrongly; read as it stands it is noise",
-            fix=("export it in bf16",),
+            where=drafter.where,
+            what=f"{named}{more} hold no floating-point numbers",
+            effect="they are packed or quantised, or were converted wrongly; read as they stand they "
+            "are noise",
+            fix=("export the drafter in bf16",),
             evidence=MEASURED,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from eagle3.doctor.findings import Finding, in_words
 from eagle3.doctor.subject import Data, Drafter, Engine, Subject, Trainer
@@ -37,6 +37,8 @@ def check(subject: Subject) -> Iterator[Finding]:
     """Everything that is known of the trainer, against whatever else was named."""
     trainer = subject.trainer
     if trainer is None:
+        if subject.drafter is not None and is_modelopt(subject.drafter):
+            yield double_norm(subject.drafter.where, "note")
         return
     if subject.data is not None:
         yield from readable(trainer, subject.data)
@@ -47,7 +49,8 @@ def check(subject: Subject) -> Iterator[Finding]:
         if subject.engine is not None and subject.to_come:
             yield from trainer_defaults(subject.engine)
     if trainer.name == "modelopt":
-        yield from double_norm(subject)
+        where = subject.drafter.where if subject.drafter is not None else "trainer=modelopt"
+        yield double_norm(where, "warning")
     if subject.drafter is not None:
         yield from head_tensors(trainer, subject.drafter)
 
@@ -169,12 +172,18 @@ def trainer_defaults(engine: Engine) -> Iterator[Finding]:
         )
 
 
-def double_norm(subject: Subject) -> Iterator[Finding]:
+def is_modelopt(drafter: Drafter) -> bool:
+    """Whether a checkpoint carries the block that ModelOpt's export writes."""
+    block = drafter.config.get("eagle_config")
+    return isinstance(block, Mapping) and "next_layer_regular" in block
+
+
+def double_norm(where: str, severity: str) -> Finding:
     """ModelOpt 0.47's first layer norms the hidden state twice in training."""
-    yield Finding(
+    return Finding(
         name="double-norm-in-training",
-        severity="warning",
-        where=subject.drafter.where if subject.drafter is not None else "trainer=modelopt",
+        severity=severity,
+        where=where,
         what="ModelOpt 0.47 applies input_layernorm to the hidden state as well as to the embedding "
         "while it trains; engines apply it to the embedding only",
         effect="the trainer's own evaluation is good and every engine is lower, the more so the less "

@@ -73,7 +73,9 @@ def forced_rollout(
         prefix = torch.arange(int(rows[-1]) + 1, device=ids.device)
         native: Cache = []
         g = drafter.fuse(aux[: len(prefix)])[None]
-        first = drafter.step(embedding[ids[1 : len(prefix) + 1]][None], g, prefix, native)
+        # The table may be narrower than the drafter, as its checkpoint stores it.
+        embedded = embedding[ids[1 : len(prefix) + 1]].to(g.dtype)
+        first = drafter.step(embedded[None], g, prefix, native)
     for chunk in rows.split(ROWS_AT_ONCE) if len(rows) else ():
         targets = (chunk[:, None] + 1 + torch.arange(steps, device=ids.device)).clamp(max=last)
         positions, index = targets.unique(return_inverse=True)  # [P], [R, S]
@@ -87,7 +89,8 @@ def forced_rollout(
             if s:
                 # Trainers pad the text with token 0; no row that is scored gets so far.
                 token = torch.where(chunk + 1 + s <= last, ids[targets[:, s]], 0)
-                y = drafter.step(embedding[token][None], drafter.feedback(y), chunk, cache)
+                embedded = embedding[token].to(y.dtype)
+                y = drafter.step(embedded[None], drafter.feedback(y), chunk, cache)
             scores = drafter.logits(y[0], head)
             drafted.append(scores.argmax(-1))
             both = torch.minimum(probabilities[index[:, s]], scores.float().softmax(-1))

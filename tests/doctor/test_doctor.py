@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from eagle3.doctor.data_files import slots_of
 from eagle3.doctor.findings import Report
 from eagle3.doctor.report import examine
 from eagle3.doctor.subject import EngineAsked
@@ -219,6 +220,31 @@ def test_states_that_no_list_can_name(tmp_path: Path, target: Path) -> None:
     )
     found = finding(report, "ids-mean-other-states")
     assert "the embedding output cannot be captured there" in found.fix[0]
+
+
+def test_the_embedding_needs_a_patch_that_only_an_unknown_checkout_may_have(
+    tmp_path: Path, kimi: Path
+) -> None:
+    ids = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1, 2, 30]}}
+    drafter = flat_drafter(tmp_path / "drafter", **ids)
+    engine = EngineAsked(name="sglang", version="0.5.12", engine_class="kimi_k25")
+    report = examine(drafter, kimi, engine=engine, states=[0, 3, 31])
+    assert [(f.name, f.severity) for f in report.findings] == [("embedding-needs-a-patch", "error")]
+    (tmp_path / "sglang" / "srt" / "models").mkdir(parents=True)
+    patched = EngineAsked(**{**vars(engine), "checkout": str(tmp_path / "sglang")})
+    report = examine(drafter, kimi, engine=patched, states=[0, 3, 31])
+    assert [(f.name, f.severity) for f in report.findings] == [
+        ("embedding-needs-a-patch", "warning"),
+        ("checkout-unknown", "warning"),
+    ]
+    assert "unknown: probe it" in report.findings[1].what
+
+
+def test_eagle_trains_on_layers_of_its_own(tmp_path: Path, kimi: Path) -> None:
+    drafter = flat_drafter(tmp_path / "drafter", **STORY)
+    engine = EngineAsked(name="sglang", version="0.5.12", engine_class="kimi_k25")
+    report = examine(drafter, kimi, engine=engine, trainer="eagle")
+    assert "trained on states 2, 30 and 58" in finding(report, "ids-mean-other-states").what
 
 
 # -- tensors -------------------------------------------------------------------------------------
@@ -452,6 +478,7 @@ def test_a_narrower_drafter_needs_its_own_embedding(tmp_path: Path) -> None:
     [
         ({"rope_theta": 5e5}, {"trainer": "eagle"}, "rope-theta-not-trained"),
         ({"head_dim": 8}, {"trainer": "eagle"}, "head-dim-ignored"),
+        ({"rms_norm_eps": 0.1}, {}, "norm-eps"),
         (
             {
                 "rope_scaling": {
@@ -649,6 +676,17 @@ def test_damaged_and_hostile_files_are_named_and_not_run(tmp_path: Path, target:
     assert not ran.exists()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
+def test_the_number_type_of_a_dump_is_read_from_its_outline(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    folder = write_shards(tmp_path / "data", dtype=dtype)
+    slots = slots_of(sorted(folder.rglob("*.pt"))[0])[1]
+    names = {"torch.bfloat16": "BF16", "torch.float16": "F16", "torch.float8_e4m3fn": "F8_E4M3"}
+    assert {(slot.dtype, slot.width) for slot in slots} == {(names[str(dtype)], H)}
+    assert [slot.teacher for slot in slots] == [False, False, False, True]
+
+
 def test_a_run_to_come(tmp_path: Path, target: Path) -> None:
     data = write_shards(tmp_path / "data")
     report = examine(None, target, data, trainer="speculators", engine=SGLANG, states=[0, 2, 3, N])
@@ -658,8 +696,16 @@ def test_a_run_to_come(tmp_path: Path, target: Path) -> None:
     assert names(vllm) == []
     five = write_shards(tmp_path / "five", slots=5)
     assert "trainer-takes-three" in names(examine(None, target, five, trainer="specforge"))
-    modelopt = examine(None, target, trainer="modelopt")
-    assert names(modelopt) == ["double-norm-in-training"]
+
+
+def test_modelopt_s_double_norm_is_a_warning_where_it_is_named(
+    tmp_path: Path, target: Path
+) -> None:
+    assert names(examine(None, target, trainer="modelopt")) == ["double-norm-in-training"]
+    block = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3], "next_layer_regular": True}
+    report = examine(flat_drafter(tmp_path / "drafter", eagle_config=block), target)
+    assert names(report) == []
+    assert names(report, "note") == ["double-norm-in-training"]
 
 
 def test_a_draft_model_s_config_is_linted_before_it_is_trained(

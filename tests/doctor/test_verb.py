@@ -187,6 +187,7 @@ def test_relative_paths_are_of_the_current_folder(
         "num_steps=3,topk=1",
         "--num-steps 3 --topk 1",
         "--num-steps=3 --topk=1",
+        "--num-steps '3' --topk 1",
     ],
 )
 def test_flags_are_read_however_they_are_written(text: str) -> None:

@@ -277,6 +277,17 @@ def test_weights_must_be_finite_floats_and_old_files_are_read(drafter_folder: Pa
         load_drafter(drafter_folder)
 
 
+def test_saved_rotary_frequencies_are_not_run_but_compared(drafter_folder: Path) -> None:
+    path = drafter_folder / "model.safetensors"
+    tensors = load_file(path)
+    name = "midlayer.self_attn.rotary_emb.inv_freq"
+    own = SHAPE.rope.theta ** -(torch.arange(0, 8, 2) / 8)
+    write_tensors(path, {**tensors, name: own})
+    assert len(load_drafter(drafter_folder).notes) == 1
+    write_tensors(path, {**tensors, name: 10_000.0 ** -(torch.arange(0, 8, 2) / 8)})
+    assert any("inv_freq is not what" in note for note in load_drafter(drafter_folder).notes)
+
+
 def test_quantised_weights_are_refused(drafter_folder: Path) -> None:
     path = drafter_folder / "model.safetensors"
     tensors = load_file(path)

@@ -196,6 +196,12 @@ def test_ids_that_sglang_loses_are_named(
         assert any(problem in said for said in served.problems)
 
 
+def test_tensorrt_llm_leaves_a_chunk_unset_for_an_id_of_no_layer() -> None:
+    served = served_states(rule_for("tensorrt_llm", None, None), [2, 30, 61], KIMI)
+    assert served.states is None
+    assert any("unset" in problem for problem in served.problems)
+
+
 def test_the_order_of_a_list_is_not_kept_and_that_is_said() -> None:
     served = served_states(kimi("0.5.12"), [58, 2, 30], KIMI)
     assert served.states == (3, 31, 59)
@@ -282,7 +288,7 @@ def test_the_rows_of_a_class_leave_no_gap_and_do_not_overlap(name: str, rows: li
 def test_rows_are_whole(row: Rule) -> None:
     assert row.source
     assert (row.embedding is Reach.patch) is (row.patch is not None)
-    if row.ecosystem in ("sglang", "vllm") and row.classes != ("*",):
+    if row.ecosystem == "vllm" or (row.ecosystem == "sglang" and row.classes != ("*",)):
         assert row.evidence is Evidence.read
         assert row.places
     assert bool(row.other_runner) is bool(row.other_places)

@@ -178,6 +178,18 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
         torch.testing.assert_close(alone.overlap[0], whole.overlap[i])
 
 
+def test_a_table_of_narrow_numbers_is_widened_before_it_is_used(
+    drafter: Drafter, embedding: Tensor, ids: Tensor, aux: Tensor, table: Tensor
+) -> None:
+    narrow = embedding.bfloat16()
+    rows = torch.arange(LENGTH - 1)
+
+    def run(which: Tensor) -> Forced:
+        return forced_rollout(drafter, which, ids, aux, rows, steps=3, teacher=table.__getitem__)
+
+    assert torch.equal(run(narrow).overlap, run(narrow.float()).overlap)
+
+
 def test_only_positions_that_some_row_asks_for_are_put_to_the_teacher(
     drafter: Drafter, embedding: Tensor, ids: Tensor, aux: Tensor, table: Tensor
 ) -> None:

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from eagle3.chain import draft_chains, draft_to_target_ids
-from eagle3.checkpoint import load_drafter, load_target_parts
+from eagle3.checkpoint import load_drafter
 from eagle3.data import find_data
 from eagle3.metrics import Count, Truth, judge_chains, scored_rows, truth_tokens
 from eagle3.model import Drafter
 from eagle3.samples import Sample, read_samples
 from eagle3.wiring import D2T
+from eagle3.target import load_target_parts
 from orchestrator.__main__ import main
 from orchestrator.paths import CLONE
 

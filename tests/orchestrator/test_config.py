@@ -260,3 +260,20 @@ def test_results_are_absolute_and_tilde_is_the_home() -> None:
     config = resolved("+experiment=layers_m1_2_30", "results='~/my results'").config
     assert config["results"] == str(Path.home() / "my results")
     assert config["host"]["work"] == str(Path.home() / "my results" / "host")
+
+
+def test_a_tree_takes_both_of_its_sizes() -> None:
+    found = resolved(WIRED_HERE, CONVENTION, "job.tree.topk=4", "job.tree.draft_tokens=16")
+    assert found.config["job"]["tree"] == {"topk": 4, "draft_tokens": 16}
+    with pytest.raises(InputError, match=r"both job\.tree\.topk and job\.tree\.draft_tokens"):
+        resolved(WIRED_HERE, CONVENTION, "job.tree.topk=4")
+
+
+def test_inspecting_data_takes_no_drafter_and_no_wiring() -> None:
+    found = resolved("job=inspect_data")
+    assert "drafter" not in found.config
+    with pytest.raises(InputError, match=r"wiring\.layers.*inspect_data has no such setting"):
+        resolved("job=inspect_data", WIRED_HERE)
+
+
+WIRED_HERE, CONVENTION = "wiring.layers=[-1,2,30]", "wiring.convention=output"

@@ -50,7 +50,7 @@ NEEDED = (
     "torch",
     "tqdm",
     "transformers",
-    "triton",  # imported for its kernels' sake; on a CPU they run in its interpreter
+    "triton",  # SpecForge imports its kernels, which a CPU does not run
 )
 CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
 MARKER = "made.json"
@@ -156,6 +156,9 @@ def make(folder: Path) -> bool:
     with lock(folder.parent / "peers.lock"):
         if fault(folder) is None:
             return False
+        for leftover in folder.parent.glob("peers.*"):  # of a caller that was killed
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
         # In the same file system, so that one rename puts it in its place.
         with tempfile.TemporaryDirectory(prefix="peers.", dir=folder.parent) as work:
             new = Path(work) / "new"
