@@ -44,14 +44,11 @@ def check(subject: Subject) -> Iterator[Finding]:
         yield Finding(
             name="ids-not-those-of-the-data",
             severity="error",
-            where=stated.origin,
+            where=str(drafter.config_path) if drafter is not None else "trainer",
             what=f"the data's aux slots are {in_words(fed.states)} ({fed.origin}), but {stated.origin} "
             f"are {in_words(stated.states)}",
             effect="what the config says is not what was trained on; " + SHIFTED,
-            fix=(
-                "write ids that mean the data's states",
-                "or capture the states that the ids mean",
-            ),
+            fix=(*in_its_own_ids(subject, fed), "or capture the states that the ids mean"),
             evidence=MEASURED,
         )
     wanted = fed or stated
@@ -115,6 +112,24 @@ def by_trainer(subject: Subject) -> Wanted | None:
     except BadInput:
         return None
     return Wanted(states=states, origin=f"{origin}, as {trainer.name} means them,")
+
+
+def in_its_own_ids(subject: Subject, wanted: Wanted) -> tuple[str, ...]:
+    """The wanted states as the config's own trainer writes them, where that can be said."""
+    form = subject.drafter.form if subject.drafter is not None else None
+    if form is None or form.layer_ids.value is None:
+        return ("train on the states that it takes",)
+    plus = {"output": 1, "input": 0, "hf": 0}.get(str(form.layer_convention.value))
+    ids = None if plus is None else [k - plus for k in wanted.states]
+    if ids is None and subject.trainer is not None:
+        try:
+            written = ids_to_write(subject.trainer.rule, wanted.states, subject.num_layers)
+        except BadInput:
+            written = None
+        ids = list(written.ids) if written is not None and written.ids is not None else None
+    if ids is None or min(ids) < 0:
+        return ("leave the ids out of it, and write the engine's own for these states",)
+    return (line(form.layer_ids.origin.split(": ")[-1], ids),)
 
 
 def outside(subject: Subject, wanted: Wanted | None) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ READS = {
     "modelopt": ("modelopt",),
     "torchspec": (),
 }
+OLD_SPECULATORS = ("pt_shards", "speculators_v0")
 SOURCES = {
     "specforge": "read: specforge/algorithms/eagle3, modeling/draft/llama3_eagle.py of 0.2.0",
     "speculators": "read: speculators/train, models/eagle3/core.py of 0.9.0",
@@ -58,6 +59,17 @@ def check(subject: Subject) -> Iterator[Finding]:
 def readable(trainer: Trainer, data: Data) -> Iterator[Finding]:
     """Whether it reads this layout."""
     layouts = READS.get(trainer.name, ())
+    if trainer.name == "speculators" and data.layout in OLD_SPECULATORS:
+        yield Finding(
+            name="data-layout-of-old-releases",
+            severity="note",
+            where=str(data.folder),
+            what=f"the data is in the layout {data.layout}, which speculators 0.3 and 0.4 read; "
+            "since 0.5 it reads hs_*.safetensors with a dataset beside them",
+            effect="a newer release does not start on it",
+            fix=("repack it as hs_*.safetensors, the target's last state as the last slot",),
+            evidence=SOURCES["speculators"],
+        )
     if data.layout is None or data.layout in layouts:
         return
     online = not layouts

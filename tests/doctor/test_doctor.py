@@ -240,6 +240,16 @@ def test_the_embedding_needs_a_patch_that_only_an_unknown_checkout_may_have(
     assert "unknown: probe it" in report.findings[1].what
 
 
+def test_the_config_s_ids_against_the_data_s_states(tmp_path: Path, target: Path) -> None:
+    data = write_shards(tmp_path / "data")
+    drafter = nested_drafter(tmp_path / "drafter")
+    report = examine(drafter, target, data, states=[0, 2, 3, N])
+    found = finding(report, "ids-not-those-of-the-data")
+    assert "as speculators 0.9.0 means them, are states 2, 3 and 4" in found.what
+    assert found.fix[0] == '"eagle_aux_hidden_state_layer_ids": [0, 2, 3]'
+    assert names(examine(drafter, target, data, states=[2, 3, 4, N])) == []
+
+
 def test_eagle_trains_on_layers_of_its_own(tmp_path: Path, kimi: Path) -> None:
     drafter = flat_drafter(tmp_path / "drafter", **STORY)
     engine = EngineAsked(name="sglang", version="0.5.12", engine_class="kimi_k25")
