@@ -42,7 +42,7 @@ PATHS = ("drafter", "target", "data")
 ENGINE = ("engine_version", "engine_class", "engine_checkout", "engine_flags")
 ENGINES = ("sglang", "vllm", "tensorrt_llm", "llama_cpp")
 KEYS = (*PATHS, "states", "trainer", "engine", *ENGINE, "host", "json", "verbose", "results")
-COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+SEVERITIES = ("error", "warning", "note")
 FOUND = 3
 
 
@@ -346,10 +346,6 @@ def probe_request(host: Mapping[str, Any], argument: str) -> Request:
 
 def render(show: Show, report: Mapping[str, Any], *, verbose: bool) -> None:
     """What was examined, what was found in the order of its gravity, and one closing line."""
-    from rich.markup import escape
-
-    from orchestrator.show import printable
-
     for name, said in report["subject"].items():
         show.line(f"{name:<9}{said}", style="dim")
     if verbose:
@@ -358,15 +354,7 @@ def render(show: Show, report: Mapping[str, Any], *, verbose: bool) -> None:
         show.line(f"fact     {fact}")
     for left in report["not_examined"]:
         show.line(f"not examined: {left}", style="dim")
-    for finding in report["findings"]:
-        colour = COLOURS[finding["severity"]]
-        head = f"\n[{colour}]{finding['severity']:<8}[/] [bold]{escape(finding['name'])}[/]"
-        show.console.print(f"{head}  {escape(printable(finding['where']))}")
-        show.line(f"  {finding['what']}")
-        show.line(f"  acceptance: {finding['effect']}")
-        for number, line in enumerate(finding["fix"]):
-            show.line(f"  {'fix: ' if not number else '     '}{line}", style="green")
-        show.line(f"  known by: {finding['evidence']}", style="dim")
+    show.findings(report["findings"])
     show.line(closing(report["findings"]))
 
 
@@ -384,7 +372,7 @@ def detail(show: Show, report: Mapping[str, Any]) -> None:
 def closing(findings: Sequence[Mapping[str, Any]]) -> str:
     """'2 errors and 1 warning.' or 'Nothing found.'"""
     parts = []
-    for severity in COLOURS:
+    for severity in SEVERITIES:
         count = sum(finding["severity"] == severity for finding in findings)
         if count:
             parts.append(f"{count} {severity}{'s' if count > 1 else ''}")

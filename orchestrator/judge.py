@@ -27,6 +27,7 @@ METRICS = (
     "accuracy/next_token",
     "accuracy/stored_teacher",
     "teacher_agreement",
+    "teacher_next_token",
 )
 OPERATORS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 COMPARISON = re.compile(

@@ -47,7 +47,9 @@ def inputs_of(config: Mapping[str, Any]) -> dict[str, Input]:
         if config["data"]["capture"] is None and config["data"]["path"] is not None:
             return {**inputs, "data": section_input("data", config["data"])}
         if job["dtype"] is not None:
-            raise InputError("job.dtype is for the texts of a dump; for prompts: data.capture.dtype")
+            raise InputError(
+                "job.dtype is for the texts of a dump; for prompts: data.capture.dtype"
+            )
         return {**inputs, "prompts": prompts_input(config)}
     if job["name"] == "drafter_test":
         inputs["drafter"] = section_input("drafter", config["drafter"])

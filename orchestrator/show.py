@@ -26,6 +26,7 @@ STAGES = {
     "score": "scoring samples",
     "continue": "continuing the prompts, token by token",
     "capture": "capturing the target's states",
+    "inspect": "looking at the samples",
     "choose": "asking the target for its own choices",
 }
 COLOURS = {
@@ -36,6 +37,8 @@ COLOURS = {
     "not_answered": "red",
     "started": "cyan",
 }
+SEVERITY_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+VERDICT_COLOURS = {"verified": "green", "contradicted": "red"}
 LABELS = {
     "accuracy": "accuracy (step 0)",
     "accept_length": "accept length",
@@ -43,10 +46,11 @@ LABELS = {
     "accept_length_tree": "accept length, tree",
     "accept_length_tree_uniform": "accept length, tree, every position",
     "coverage": "coverage",
-    "accuracy/target_argmax": "accuracy against target_argmax",
-    "accuracy/next_token": "accuracy against next_token",
-    "accuracy/stored_teacher": "accuracy against stored_teacher",
-    "teacher_agreement": "stored teacher's own agreement",
+    "accuracy/target_argmax": "accuracy (step 0)",
+    "accuracy/next_token": "accuracy (step 0)",
+    "accuracy/stored_teacher": "accuracy (step 0)",
+    "teacher_agreement": "the stored teacher itself",
+    "teacher_next_token": "the stored teacher itself",
 }
 ORDER = tuple(LABELS)
 TRAINERS = ("specforge/", "speculators/")  # curves that a training log prints, step by step
@@ -187,25 +191,49 @@ class Show:
     def answer(self, result: Mapping[str, Any], verdict: Mapping[str, Any]) -> None:
         """The table of figures and the verdict."""
         metrics = result.get("metrics") or {}
+        self.slots(result.get("slots") or [])
+        self.findings(result.get("findings") or [])
         if metrics:
-            table = Table("", "value", "95 % interval", "counts", box=None, pad_edge=False)
+            truths = any(m.get("truth") for m in metrics.values())
+            columns = ("", "value", "95 % interval", "counts", *(["truth"] if truths else []))
+            table = Table(*columns, box=None, pad_edge=False)
+            main = f"accuracy/{metrics.get('accuracy', {}).get('truth')}"  # the first row again
             for name in sorted(metrics, key=lambda n: ORDER.index(n) if n in ORDER else 99):
+                if name == main:
+                    continue
                 m = metrics[name]
                 # A script's own figures may come without an interval or counts.
                 interval = f"{figure(m, 'low')} to {figure(m, 'high')}" if "low" in m else ""
                 counts = f"{m['numerator']}/{m['denominator']}" if "numerator" in m else ""
-                table.add_row(escape(LABELS.get(name, name)), figure(m, "value"), interval, counts)
+                cells = (figure(m, "value"), interval, counts, m.get("truth") or "")
+                table.add_row(escape(LABELS.get(name, name)), *cells[: len(columns) - 1])
             self.console.print(table)
             for name, points in (result.get("curves") or {}).items():
                 if name.startswith(TRAINERS):
                     steps = "  ".join(f"{point['value']:.3f}" for point in points)
                     self.line(f"{name}, from step {points[0]['step']} on: {steps}")
-            if truth := next(iter(metrics.values())).get("truth"):
-                self.line(f"truth    {truth}", style="dim")
         word = verdict["verdict"]
         self.console.print(
             f"[bold {COLOURS[word]}]{word.replace('_', ' ')}[/]  {escape(printable(verdict['reason']))}"
         )
+
+    def slots(self, slots: Sequence[Mapping[str, Any]]) -> None:
+        """What each slot of a dump is, and how that is known."""
+        for slot in slots:
+            colour = VERDICT_COLOURS.get(slot["verdict"], "yellow")
+            self.line(f"slot {slot['index']}   {slot['what']}", style=colour)
+
+    def findings(self, findings: Sequence[Mapping[str, Any]]) -> None:
+        """What is wrong, in the order of its gravity: what it does to acceptance, and what to write."""
+        for finding in findings:
+            colour = SEVERITY_COLOURS[finding["severity"]]
+            head = f"\n[{colour}]{finding['severity']:<8}[/] [bold]{escape(finding['name'])}[/]"
+            self.console.print(f"{head}  {escape(printable(finding['where']))}")
+            self.line(f"  {finding['what']}")
+            self.line(f"  acceptance: {finding['effect']}")
+            for number, line in enumerate(finding["fix"]):
+                self.line(f"  {'     ' if number else 'fix: '}{line}", style="green")
+            self.line(f"  known by: {finding['evidence']}", style="dim")
 
     def not_answered(self, reason: str, folder: Path) -> None:
         """A run that gave no answer: why, and where its log is."""

@@ -17,8 +17,8 @@ from eagle3.data import find_data
 from eagle3.metrics import Count, Truth, judge_chains, scored_rows, truth_tokens
 from eagle3.model import Drafter
 from eagle3.samples import Sample, read_samples
-from eagle3.wiring import D2T
 from eagle3.target import load_target_parts
+from eagle3.wiring import D2T
 from orchestrator.__main__ import main
 from orchestrator.paths import CLONE
 
