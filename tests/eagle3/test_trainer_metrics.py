@@ -63,13 +63,13 @@ def test_specforge_counts_by_the_mask_of_the_row_and_misses_what_cannot_be_draft
     mask = bools("011101")  # the last one has no teacher and is cleared
     rows = specforge.rows(mask, 2)
     assert rows.tolist() == [0, 1, 2, 3]  # row 0 for step 1 only
-    drafted = [[1, 0], [0, 1], [1, 2], [2, 3]]
+    drafted = [[1, 0], [0, 1], [1, 2], [2, 0]]
     counts = specforge.count(
         forced([0, 1, 2, 3], drafted, TEACHER, IN_DRAFT), mask, T2D, TO_TARGET, 2
     )
     # Step 0: rows 1, 2, 3 against positions 2, 3, 4, where the teacher says 0, 1, 3; drafted 0, 2, 3.
     assert counts["specforge/acc@0"] == Tally(2, 3)
-    # Step 1: rows 0, 1, 2 against the same positions; drafted 0, 2, 3.
+    # Step 1: rows 0, 1, 2 against the same positions; drafted 0, 2, 3. Row 3's position is cleared.
     assert counts["specforge/acc@1"] == Tally(2, 3)
     # Position 3's choice is outside the draft vocabulary: no position of the acceptance rate.
     assert counts["specforge/acceptance_rate@0"] == Tally(0.5, 2)
@@ -137,9 +137,11 @@ def table() -> Tensor:
     return torch.randn(LENGTH, SHAPE.vocab, generator=torch.Generator().manual_seed(3)) * 2
 
 
+@pytest.mark.parametrize("feedback_normed", [False, True])
 def test_the_first_step_is_the_served_one_and_so_is_every_step_behind_right_drafts(
-    drafter: Drafter, embedding: Tensor, ids: Tensor, aux: Tensor, table: Tensor
+    embedding: Tensor, ids: Tensor, aux: Tensor, table: Tensor, feedback_normed: bool
 ) -> None:
+    drafter = random_drafter(shape=replace(SHAPE, feedback_normed=feedback_normed))
     to_target = draft_to_target_ids(drafter.d2t, D2T.offset, SHAPE.vocab)
     rows = torch.arange(LENGTH - 1)
     chains = draft_chains(drafter, embedding, ids, aux, rows, steps=5, to_target=to_target)

@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.eagle3.dumps import Text, write_dataset
+from tests.faults.sound import Target, prompt_mask
 
-Edit = Callable[[Path], None]
+# What is done to a folder; the target is there for what was captured from it.
+Edit = Callable[[Path, Target], object]
 
 
 def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -33,7 +35,7 @@ def edit_tensors(path: Path, change: Callable[[dict[str, Tensor]], object]) -> N
 
 def config(change: Callable[[dict[str, Any]], object]) -> Edit:
     """An edit of a drafter's config.json."""
-    return lambda folder: edit_json(folder / "config.json", change)
+    return lambda folder, _: edit_json(folder / "config.json", change)
 
 
 def layer(**keys: Any) -> Edit:
@@ -61,7 +63,7 @@ def top(**keys: Any) -> Edit:
 
 def weights(change: Callable[[dict[str, Tensor]], object]) -> Edit:
     """An edit of a drafter's model.safetensors."""
-    return lambda folder: edit_tensors(folder / "model.safetensors", change)
+    return lambda folder, _: edit_tensors(folder / "model.safetensors", change)
 
 
 def drop(*names: str) -> Edit:
@@ -99,14 +101,14 @@ def of_t2d(change: Callable[[Tensor], Tensor]) -> Edit:
 def in_turn(*edits: Edit) -> Edit:
     """Several edits."""
 
-    def edit(folder: Path) -> None:
+    def edit(folder: Path, target: Target) -> None:
         for each in edits:
-            each(folder)
+            each(folder, target)
 
     return edit
 
 
-def nothing(folder: Path) -> None:
+def nothing(folder: Path, target: Target) -> None:
     """No edit: the files are sound, and the engine or trainer that is named does not fit them."""
 
 
@@ -121,6 +123,17 @@ class Stored:
     ids: Tensor
     mask: Tensor
     slots: list[Tensor]
+    target: Target
+    layout: str
+
+    @property
+    def states(self) -> Tensor:
+        """All states of the target behind this text, [n + 1, T, H]."""
+        return self.target.states[self.number]
+
+    def put(self, place: int, h: Tensor) -> None:
+        """Store other rows in a slot, in its number type."""
+        self.slots[place] = h.to(self.slots[place].dtype)
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -132,8 +145,8 @@ def files_of(folder: Path) -> list[Path]:
 def dump(change: Callable[[Stored], object]) -> Edit:
     """An edit of every sample of a dump, in whichever layout it is."""
 
-    def edit(folder: Path) -> None:
-        rows = [edit_sample(path, change) for path in files_of(folder)]
+    def edit(folder: Path, target: Target) -> None:
+        rows = [edit_sample(path, target, change) for path in files_of(folder)]
         if (folder / "state.json").is_file():  # speculators keeps texts and masks apart
             texts = [Text(ids=r.ids, mask=r.mask, aux=(), end=r.ids, normed=r.ids) for r in rows]
             write_dataset(folder, texts, 2)
@@ -141,31 +154,38 @@ def dump(change: Callable[[Stored], object]) -> Edit:
     return edit
 
 
-def edit_sample(path: Path, change: Callable[[Stored], object]) -> Stored:
+def edit_sample(path: Path, target: Target, change: Callable[[Stored], object]) -> Stored:
     """Read a file, change what it holds, write it back."""
     number = int(path.stem.split("_")[-1])
     if path.suffix == ".safetensors":
         tensors = load_file(path)
-        mask = torch.tensor([0] * 4 + [1] * (len(tensors["token_ids"]) - 4))
-        stored = Stored(number, tensors["token_ids"], mask, list(tensors["hidden_states"].unbind(1)))
+        ids, slots = tensors["token_ids"], list(tensors["hidden_states"].unbind(1))
+        stored = Stored(number, ids, prompt_mask(len(ids)), slots, target, "speculators")
         change(stored)
         held = {"token_ids": stored.ids, "hidden_states": torch.stack(stored.slots, 1)}
         save_file({name: t.contiguous() for name, t in held.items()}, path)
         return stored
     raw = torch.load(path, weights_only=True)
-    wide = raw.get("aux_hidden_state")
-    slots = (
-        raw["hidden_states"]
-        if wide is None
-        else [*wide[0].chunk(wide.shape[-1] // raw["hidden_state"].shape[-1], -1), raw["hidden_state"][0]]
-    )
-    stored = Stored(number, raw["input_ids"], raw["loss_mask"], [s.clone() for s in slots])
+    if "aux_hidden_state" in raw:
+        wide, end = raw["aux_hidden_state"][0], raw["hidden_state"][0]
+        layout, slots = "specforge", [*wide.split(end.shape[-1], -1), end]
+    else:
+        layout, slots = "pt_shards", raw["hidden_states"]
+    slots = [h.clone() for h in slots]
+    stored = Stored(number, raw["input_ids"], raw["loss_mask"], slots, target, layout)
     change(stored)
     raw |= {"input_ids": stored.ids, "loss_mask": stored.mask}
-    if wide is None:
+    if layout == "pt_shards":
         raw["hidden_states"] = stored.slots
     else:
         raw["aux_hidden_state"] = torch.cat(stored.slots[:-1], -1)[None]
         raw["hidden_state"] = stored.slots[-1][None]
     torch.save(raw, path)
     return stored
+
+
+def captured_states_are(*states: int) -> Edit:
+    """An edit of what capture.json says of the slots."""
+    return lambda folder, _: edit_json(
+        folder / "capture.json", lambda values: values.update(states=list(states))
+    )

@@ -23,6 +23,8 @@ HEADS, KV_HEADS, HEAD_DIM, WIDE = 4, 2, 8, 48
 DRAFT_VOCAB = 96  # of 640, so that offsets pass 256, where bf16 begins to round
 STATES = (3, 4, 6)  # trained on; no engine's default for eight layers
 BOS, EOS, PAD = 1, 2, 0
+TEXTS, PROMPT = 6, 4  # texts, and tokens of each that the target did not write
+TEMPLATE = "chat_template.jinja"
 LONG = 1 << 10  # max_position_embeddings
 
 LAYOUTS = ("specforge", "speculators")
@@ -41,20 +43,38 @@ class Target:
     states: list[Tensor]  # each [n + 1, T, H]
     normed: list[Tensor]  # each [T, H]
     choices: list[Tensor]  # each [T]
-    prompt: int  # tokens
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V, H]."""
+        return load_file(self.folder / "model.safetensors")["model.embed_tokens.weight"]
+
+    @property
+    def head(self) -> Tensor:
+        """[V, H]."""
+        return load_file(self.folder / "model.safetensors")["lm_head.weight"]
+
+    def norm(self, h: Tensor) -> Tensor:
+        """The final norm of rows [T, H]."""
+        return load_target_parts(self.folder).final_norm()(h)
 
     def texts(self) -> list[Text]:
         """What a sound dump holds: the aux states, the end, and the end behind the norm."""
         return [
             Text(
                 ids=ids,
-                mask=torch.tensor([0] * self.prompt + [1] * (len(ids) - self.prompt)),
+                mask=prompt_mask(len(ids)),
                 aux=tuple(states[k] for k in STATES),
                 end=states[LAYERS],
                 normed=normed,
             )
             for ids, states, normed in zip(self.ids, self.states, self.normed, strict=True)
         ]
+
+
+def prompt_mask(length: int) -> Tensor:
+    """The mask of a text: all but its prompt."""
+    return torch.tensor([0] * PROMPT + [1] * (length - PROMPT))
 
 
 def make_target(folder: Path) -> Target:
@@ -80,7 +100,7 @@ def make_target(folder: Path) -> Target:
         else:
             torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
-    prompts = [torch.cat([torch.tensor([BOS]), torch.randint(3, VOCAB, (3,))]) for _ in range(6)]
+    (folder / TEMPLATE).write_text("{{ messages }}")
     made = Target(
         folder=folder,
         fingerprint=load_target_parts(folder).fingerprint,
@@ -88,14 +108,15 @@ def make_target(folder: Path) -> Target:
         states=[],
         normed=[],
         choices=[],
-        prompt=len(prompts[0]),
     )
     with torch.no_grad():
-        for number, prompt in enumerate(prompts):
-            ids = prompt
-            for _ in range(18 + number):
+        while len(made.ids) < TEXTS:
+            ids = torch.cat([torch.tensor([BOS]), torch.randint(3, VOCAB, (PROMPT - 1,))])
+            for _ in range(18 + len(made.ids)):
                 chosen = model(ids[None], use_cache=False).logits[0, -1].argmax()
                 ids = torch.cat([ids, chosen[None]])
+            if (ids[1:] < 3).any():
+                continue  # it has written a special token, which a mask should not cover
             with captured_states(model.model.layers, range(LAYERS + 1)) as kept:
                 logits = model(ids[None], use_cache=False).logits[0]
             states = torch.cat([kept[k] for k in range(LAYERS + 1)])
@@ -255,10 +276,6 @@ def with_wide_heads(config: Config, tensors: Tensors) -> None:
     tensors |= {name: wide[name] for name in tensors if ".self_attn." in name}
 
 
-def with_one_aux(config: Config, tensors: Tensors) -> None:
-    tensors["fc.weight"] = Random(12).matrix(2 * WIDTH, WIDTH)
-
-
 def renamed(config: Config, tensors: Tensors) -> None:
     for name in [n for n in tensors if n.startswith("midlayer.")]:
         tensors[name.replace("midlayer.", "layers.0.")] = tensors.pop(name)
@@ -289,15 +306,15 @@ def engine_of(layout: str, variant: str) -> EngineAsked:
     return VLLM if for_vllm in VARIANTS[variant] else FITTING[layout]
 
 
-def write_drafter(folder: Path, layout: str, target: Path, variant: str = "plain") -> Path:
+def write_drafter(folder: Path, layout: str, target: Target, variant: str = "plain") -> Path:
     """A sound checkpoint folder."""
-    table = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
     config = flat_config() if layout == "specforge" else nested_config()
-    tensors = drafter_tensors(layout, table)
+    tensors = drafter_tensors(layout, target.embedding)
     for change in VARIANTS[variant]:
         change(config, tensors)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
+    (folder / TEMPLATE).write_bytes((target.folder / TEMPLATE).read_bytes())
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
