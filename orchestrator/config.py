@@ -158,6 +158,12 @@ def check_ranges(config: Mapping[str, Any]) -> None:
         found, value = look_up(config, key)
         if found and value is not None and value < least:
             raise InputError(f"{key} is {value}, but must be at least {least}")
+    theirs = set(config["job"].get("metrics", ())) - {"ours"}
+    if theirs and config["wiring"]["decoder_layer"] == "skipped":
+        raise InputError(
+            f"job.metrics={','.join(sorted(theirs))} is of a whole drafter; leave it out where "
+            "wiring.decoder_layer=skipped"
+        )
     tree = config["job"].get("tree", {})
     if len({value is None for value in tree.values()}) > 1:
         raise InputError("a tree takes both job.tree.topk and job.tree.draft_tokens")

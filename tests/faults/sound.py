@@ -58,15 +58,15 @@ class Target:
         """The final norm of rows [T, H]."""
         return load_target_parts(self.folder).final_norm()(h)
 
-    def texts(self) -> list[Text]:
+    def texts(self, dtype: torch.dtype) -> list[Text]:
         """What a sound dump holds: the aux states, the end, and the end behind the norm."""
         return [
             Text(
                 ids=ids,
                 mask=prompt_mask(len(ids)),
-                aux=tuple(states[k] for k in STATES),
-                end=states[LAYERS],
-                normed=normed,
+                aux=tuple(states[k].to(dtype) for k in STATES),
+                end=states[LAYERS].to(dtype),
+                normed=normed.to(dtype),
             )
             for ids, states, normed in zip(self.ids, self.states, self.normed, strict=True)
         ]
@@ -330,7 +330,8 @@ DUMPS: dict[str, Callable[[Path, Sequence[Text]], None]] = {
 
 def write_dump(folder: Path, layout: str, target: Target) -> Path:
     """A sound dump of a layout with what its capture says of it."""
-    DUMPS[layout](folder, target.texts())
+    dtype = torch.float32 if layout == "pt_shards" else torch.bfloat16
+    DUMPS[layout](folder, target.texts(dtype))
     capture = {"states": [*STATES, LAYERS], "target": target.fingerprint, "num_layers": LAYERS}
     (folder / "capture.json").write_text(json.dumps(capture))
     return folder

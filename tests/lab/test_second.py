@@ -105,8 +105,8 @@ def test_it_agrees_with_its_teacher_and_not_with_the_target(declared: Counts) ->
         for truth in (Truth.stored_teacher, Truth.next_token, Truth.target_argmax)
     )
     assert teacher.denominator == end.denominator >= 4000
-    assert teacher.value >= 0.5
-    assert teacher.low > end.high + 0.1
+    assert teacher.value >= 0.7
+    assert teacher.low > end.high + 0.25
     assert text.numerator == end.numerator  # the target wrote the texts greedily
 
 
@@ -126,7 +126,7 @@ def test_a_residual_that_is_not_normed_costs_much(
     raw = score(second.drafter.rewired(norm_before_residual=False))
     for truth in (Truth.stored_teacher, Truth.target_argmax):
         assert paired_difference(declared[truth], raw[truth]).low > 0, truth
-    assert pooled(raw[Truth.stored_teacher]) < pooled(declared[Truth.stored_teacher]) - 0.03
+    assert pooled(raw[Truth.stored_teacher]) < pooled(declared[Truth.stored_teacher]) - 0.2
 
 
 def test_its_dump_is_in_speculators_layout_and_ends_with_state_59(tmp_path: Path) -> None:

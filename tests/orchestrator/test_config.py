@@ -269,6 +269,13 @@ def test_a_tree_takes_both_of_its_sizes() -> None:
         resolved(WIRED_HERE, CONVENTION, "job.tree.topk=4")
 
 
+def test_a_trainers_figures_are_of_a_whole_drafter() -> None:
+    asked = (WIRED_HERE, CONVENTION, "job.metrics=[ours,specforge]")
+    assert resolved(*asked).config["job"]["metrics"] == ["ours", "specforge"]
+    with pytest.raises(InputError, match=r"job\.metrics=specforge is of a whole drafter"):
+        resolved(*asked, "wiring.decoder_layer=skipped")
+
+
 def test_inspecting_data_takes_no_drafter_and_no_wiring() -> None:
     found = resolved("job=inspect_data")
     assert "drafter" not in found.config
