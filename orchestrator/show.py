@@ -53,6 +53,7 @@ LABELS = {
     "teacher_next_token": "the stored teacher itself",
 }
 ORDER = tuple(LABELS)
+RARE = {"head": "own", "residual": "declared"}  # switches that are named where they are not so
 TRAINERS = ("specforge/", "speculators/")  # curves that a training log prints, step by step
 MOST_CHANGES = 6  # another interpreter differs in hundreds of packages
 PLAIN_WIDTH = 120  # where there is no terminal to ask
@@ -313,10 +314,11 @@ def wiring_in_words(wiring: Mapping[str, Any]) -> str:
     from eagle3.wiring import Wiring
 
     states = ", ".join(str(k) for k in Wiring.parse(wiring).states())
-    return (
+    words = (
         f"layers {wiring['layers']} ({wiring['convention']}) = states {states}; d2t {wiring['d2t']}; "
         f"decoder layer {wiring['decoder_layer']}; embedding {wiring['embedding']}"
     )
+    return "; ".join([words, *unusual(wiring, RARE)])
 
 
 def wiring_in_short(wiring: Mapping[str, Any]) -> str:
@@ -325,8 +327,14 @@ def wiring_in_short(wiring: Mapping[str, Any]) -> str:
 
     states = ", ".join(str(k) for k in Wiring.parse(wiring).states())
     usual = {"d2t": "offset", "decoder_layer": "included", "embedding": "target"}
-    unusual = [f"{name} {wiring[name]}" for name in usual if wiring[name] != usual[name]]
-    return "; ".join([f"{wiring['layers']} = states {states}", *unusual])
+    return "; ".join([f"{wiring['layers']} = states {states}", *unusual(wiring, usual | RARE)])
+
+
+def unusual(wiring: Mapping[str, Any], usual: Mapping[str, str]) -> list[str]:
+    """The switches that are not at their usual place; runs of old do not have all of them."""
+    return [
+        f"{name} {wiring[name]}" for name in usual if wiring.get(name, usual[name]) != usual[name]
+    ]
 
 
 def error_line(message: str) -> None:

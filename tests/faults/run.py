@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from eagle3.checkpoint import load_drafter
-from eagle3.connect import check_fit
-from eagle3.data import find_data
 from eagle3.doctor.findings import Finding
 from eagle3.doctor.report import examine
 from eagle3.doctor.subject import EngineAsked
 from eagle3.errors import BadInput
 from eagle3.samples import read_samples
-from eagle3.target import load_target_parts
+from jobs import drafter_test, inspect_data
 from jobs.events import Events
-from jobs.inspect_data import open_job
+from tests.faults.form import Planted, of_layout
 from tests.faults.planting import nothing
 from tests.faults.sound import Target, engine_of, make_target, write_drafter, write_dump
-from tests.faults.table import By, Planted, of_layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +26,7 @@ class Told:
 
     findings: tuple[Finding, ...]
     refused: str | None
+    not_inspected: str | None = None  # why inspect_data ended
 
     @property
     def names(self) -> set[str]:
@@ -45,6 +41,7 @@ class Bench:
         self.folder = folder
         self.target: Target = make_target(folder / "target")
         self.kept: dict[tuple[str, ...], Path] = {}
+        self.told_before: dict[tuple[object, ...], Told] = {}
         self.numbers = count()
 
     def drafter(self, layout: str, variant: str) -> Path:
@@ -79,8 +76,9 @@ class Bench:
         """What is said of a planted fault."""
         edit = of_layout(planted.edit, layout)
         target = self.spoilt(self.target.folder, planted.target)
-        if planted.by is By.inspect_data or planted.by is By.drafter_test:
-            return self.inspected(self.spoilt(self.dump(layout), edit), target, planted)
+        if planted.in_dump:
+            data = self.spoilt(self.dump(layout), edit)
+            return self.inspected(data, target, planted.first_layers)
         return self.examined(
             self.spoilt(self.drafter(layout, planted.variant), edit),
             target,
@@ -89,14 +87,23 @@ class Bench:
             if planted.engine is not None
             else engine_of(layout, planted.variant),
             planted.trainer,
+            layout,
         )
 
     def told_of_sound(self, planted: Planted, layout: str) -> Told:
         """What is said of the files that the fault was planted in, asked in the same way."""
         sound = replace(
-            planted, edit=nothing, data=planted.data and nothing, target=None, engine=None, trainer=None
+            planted,
+            edit=nothing,
+            data=planted.data and nothing,
+            target=None,
+            engine=None,
+            trainer=None,
         )
-        return self.told(sound, layout)
+        key = (planted.by, layout, planted.variant, planted.data is None, planted.first_layers)
+        if key not in self.told_before:
+            self.told_before[key] = self.told(sound, layout)
+        return self.told_before[key]
 
     def examined(
         self,
@@ -105,45 +112,64 @@ class Bench:
         data: Path | None,
         engine: EngineAsked,
         trainer: str | None,
+        layout: str,
     ) -> Told:
-        """doctor's findings, and whether drafter_test loads the checkpoint."""
+        """doctor's findings, and whether drafter_test takes the files."""
         report = examine(drafter, target, data, engine=engine, trainer=trainer)
-        refused = None
-        try:
-            check_fit(load_drafter(drafter), load_target_parts(target))
-        except BadInput as error:
-            refused = str(error)
+        refused = self.refusal(drafter, target, data or self.dump(layout))
         return Told(findings=report.findings, refused=refused)
 
-    def inspected(self, data: Path, target: Path, planted: Planted) -> Told:
-        """inspect_data's findings, and whether drafter_test reads the samples."""
-        request: Mapping[str, Any] = {
+    def inspected(self, data: Path, target: Path, first_layers: int | None) -> Told:
+        """inspect_data's findings, and whether drafter_test takes the files."""
+        request = {
             "device": "cpu",
             "max_samples": None,
-            "first_layers": planted.first_layers,
+            "first_layers": first_layers,
             "seed": 0,
-            "inputs": {
-                "target": {"path": str(target), "layout": "hf", "made": ""},
-                "data": {
-                    "path": str(data),
-                    "states": None,
-                    "layout": None,
-                    "damaged": "fail",
-                    "target_argmax": None,
-                },
-            },
+            "inputs": inputs(target, data),
         }
-        refused = None
+        refused = self.refusal(self.drafter("specforge", "plain"), target, data)
         try:
-            parts = load_target_parts(target)
-            form = find_data(data, hidden=parts.hidden, num_layers=parts.num_layers)
-            for _ in read_samples(form, vocab=parts.vocab, hidden=parts.hidden):
-                pass
+            with Events(self.events()) as events:
+                result = inspect_data.open_job(request, events).run_case({"case_id": "case"})
         except BadInput as error:
-            refused = str(error)
-        if planted.by is By.drafter_test:
-            return Told(findings=(), refused=refused)
-        with Events(self.folder / f"events-{next(self.numbers)}.jsonl") as events:
-            result = open_job(request, events).run_case({"case_id": "case"})
+            return Told(findings=(), refused=refused, not_inspected=str(error))
         found = [Finding(**{**f, "fix": tuple(f["fix"])}) for f in result["findings"]]
         return Told(findings=tuple(found), refused=refused)
+
+    def refusal(self, drafter: Path, target: Path, data: Path) -> str | None:
+        """The sentence in which drafter_test refuses a checkpoint or samples, None where it does not."""
+        request = {
+            "device": "cpu",
+            "steps": 1,
+            "truth": "next_token",
+            "seed": 0,
+            "max_samples": None,
+            "inputs": {**inputs(target, data), "drafter": {"path": str(drafter)}},
+        }
+        try:
+            with Events(self.events()) as events:
+                job = drafter_test.open_job(request, events)
+            for _ in read_samples(job.form, vocab=job.target.vocab, hidden=job.target.hidden):
+                pass
+        except BadInput as error:
+            return str(error)
+        return None
+
+    def events(self) -> Path:
+        """A file for a job's events."""
+        return self.folder / f"events-{next(self.numbers)}.jsonl"
+
+
+def inputs(target: Path, data: Path) -> dict[str, Any]:
+    """The target and the data of a job's request."""
+    return {
+        "target": {"path": str(target), "layout": "hf", "made": ""},
+        "data": {
+            "path": str(data),
+            "states": None,
+            "layout": None,
+            "damaged": "fail",
+            "target_argmax": None,
+        },
+    }

@@ -288,9 +288,43 @@ def for_vllm(config: Config, tensors: Tensors) -> None:
         del config["eagle_config"]
 
 
+def of_whole_vocabulary(config: Config, tensors: Tensors) -> None:
+    config["draft_vocab_size"] = VOCAB
+    tensors["lm_head.weight"] = Random(13).matrix(VOCAB, WIDTH)
+    del tensors["d2t"], tensors["t2d"]
+
+
+def without_mask(config: Config, tensors: Tensors) -> None:
+    """As ModelOpt writes it: no t2d, and the map in order of frequency."""
+    order = torch.randperm(DRAFT_VOCAB, generator=torch.Generator().manual_seed(4))
+    tensors["d2t"] = draft_ids()[order] - torch.arange(DRAFT_VOCAB)
+    del tensors["t2d"]
+
+
+def of_a_block(config: Config, tensors: Tensors) -> None:
+    """Neighbouring ids, whose offsets are all the same round number."""
+    tensors["d2t"] = torch.full((DRAFT_VOCAB,), 512)
+    tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool)
+    tensors["t2d"][512 : 512 + DRAFT_VOCAB] = True
+
+
+def with_frequencies(config: Config, tensors: Tensors) -> None:
+    """The rotary table that old trainers keep in the file."""
+    first = next(name for name in tensors if name.endswith("q_proj.weight"))
+    table = 10000.0 ** -(torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    tensors[first.replace("q_proj.weight", "rotary_emb.inv_freq")] = table.bfloat16()
+
+
+def with_untrained_norms(config: Config, tensors: Tensors) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dim() == 1 and tensor.is_floating_point():
+            tensors[name] = torch.ones_like(tensor)
+
+
 Change = Callable[[Config, Tensors], None]
 VARIANTS: dict[str, tuple[Change, ...]] = {
     "plain": (),
+    "for vLLM": (for_vllm,),
     "fc_norm": (with_fc_norm,),
     "norm_before_fc": (with_input_norm,),
     "layers.0": (renamed,),
@@ -298,6 +332,11 @@ VARIANTS: dict[str, tuple[Change, ...]] = {
     "attention_bias": (with_biases, for_vllm),
     "qwen3": (of_qwen3, for_vllm),
     "wide heads": (with_wide_heads,),
+    "whole vocabulary": (of_whole_vocabulary,),
+    "no t2d": (without_mask,),
+    "block of ids": (of_a_block,),
+    "rotary table": (with_frequencies,),
+    "norms of one": (with_untrained_norms,),
 }
 
 
