@@ -28,7 +28,8 @@ USAGE = (
 ABOUT = """Read headers and configs where the files are, and say what will not fit together.
 
   host              a config of conf/host, or any host that ssh reaches; left out: this machine
-  drafter, target   checkpoint folders on that host; `lab` is the one that is shipped
+  drafter, target   checkpoint folders on that host; `lab` is the one that is shipped, and
+                    `lab_speculators` a second drafter
   data              a folder of captured samples; states=[0,3,31,59] says which canonical states its
                     slots hold, in their order (without data: what the drafter was trained on)
   trainer           specforge, speculators, eagle, modelopt or torchspec, or the JSON of a draft model:
@@ -42,6 +43,12 @@ PATHS = ("drafter", "target", "data")
 ENGINE = ("engine_version", "engine_class", "engine_checkout", "engine_flags")
 ENGINES = ("sglang", "vllm", "tensorrt_llm", "llama_cpp")
 KEYS = (*PATHS, "states", "trainer", "engine", *ENGINE, "host", "json", "verbose", "results")
+# What the lab's configs are called, and its folders.
+SHIPPED = {
+    ("drafter", "lab"): "drafter",
+    ("drafter", "lab_speculators"): "drafter_speculators",
+    ("target", "lab"): "target",
+}
 SEVERITIES = ("error", "warning", "note")
 FOUND = 3
 
@@ -149,8 +156,8 @@ def question(asked: Asked, *, remote: bool) -> dict[str, Any]:
 
 
 def placed(role: str, path: str, *, remote: bool) -> str:
-    """A path as the host will read it; `lab` stays for later."""
-    if path == "lab" and role in ("drafter", "target"):
+    """A path as the host will read it; the lab's names stay for later."""
+    if (role, path) in SHIPPED:
         return path
     if path.startswith(("/", "~")):
         return path
@@ -302,9 +309,9 @@ def lab_loads(asking: dict[str, Any], *, remote: bool) -> tuple[list[Load], dict
 
     trees = {}
     for role in ("drafter", "target"):
-        if asking.get(role) != "lab":
+        if (role, asking.get(role)) not in SHIPPED:
             continue
-        folder = CLONE / "lab" / role
+        folder = CLONE / "lab" / SHIPPED[role, asking[role]]
         if remote:
             trees[role] = Load(kind="inputs", tree=local_tree(role, str(folder)))
         else:

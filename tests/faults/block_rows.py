@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tests.faults.drafters import SGLANG
 from tests.faults.edits import (
     ALL_DUMPS,
     FOR_SGLANG,
@@ -31,7 +32,7 @@ from tests.faults.planting import (
     top,
     weights,
 )
-from tests.faults.sound import SGLANG, STATES
+from tests.faults.sound import STATES
 
 ROWS: tuple[Row, ...] = (
     Row(

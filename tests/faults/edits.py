@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from eagle3.doctor.subject import EngineAsked
+from tests.faults.drafters import draft_ids
 from tests.faults.planting import (
     Edit,
     Stored,
@@ -33,7 +34,6 @@ from tests.faults.sound import (
     VOCAB,
     WIDTH,
     Target,
-    draft_ids,
 )
 
 

@@ -8,8 +8,9 @@ from enum import Enum
 from typing import TypeVar
 
 from eagle3.doctor.subject import EngineAsked
+from tests.faults.drafters import LAYOUTS
 from tests.faults.planting import Edit, nothing
-from tests.faults.sound import DUMPS, LAYOUTS
+from tests.faults.sound import DUMPS
 
 T = TypeVar("T")
 

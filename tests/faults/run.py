@@ -15,9 +15,10 @@ from eagle3.errors import BadInput
 from eagle3.samples import read_samples
 from jobs import drafter_test, inspect_data
 from jobs.events import Events
+from tests.faults.drafters import engine_of, write_drafter
 from tests.faults.form import Planted, of_layout
 from tests.faults.planting import nothing
-from tests.faults.sound import Target, engine_of, make_target, write_drafter, write_dump
+from tests.faults.sound import Target, make_target, write_dump
 
 
 @dataclass(frozen=True, kw_only=True)

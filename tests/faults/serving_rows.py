@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tests.faults.drafters import SGLANG
 from tests.faults.edits import (
     ALL_DUMPS,
     KIMI_YARN,
@@ -27,7 +28,7 @@ from tests.faults.edits import (
 )
 from tests.faults.form import By, Planted, Row
 from tests.faults.planting import dump, edit_json, in_turn, layer, of_norm, weights
-from tests.faults.sound import LONG, SGLANG
+from tests.faults.sound import LONG
 
 ROWS: tuple[Row, ...] = (
     Row(

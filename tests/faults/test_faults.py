@@ -8,9 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from orchestrator.__main__ import main
+from tests.faults.drafters import LAYOUTS
+from tests.faults.edits import sglang
 from tests.faults.form import By, Planted, of_layout
 from tests.faults.run import Bench
-from tests.faults.sound import DUMPS, LAYOUTS
+from tests.faults.sound import DUMPS
 from tests.faults.table import PLANTED, ROWS, UNSEEN
 
 
@@ -77,13 +79,11 @@ def test_what_is_named_says_what_it_does_and_what_to_write(bench: Bench) -> None
 
 
 def test_one_release_reads_the_same_file_right_and_the_next_one_wrong(bench: Bench) -> None:
-    (upgrade,) = [p for p in ROWS[2].planted if "0.5.13" in p.how]
-    before = type(upgrade.engine)(name="sglang", version="0.5.12", engine_class="kimi_k25")
     told = bench.examined(
         bench.drafter("specforge", "plain"),
         bench.target.folder,
         bench.dump("specforge"),
-        before,
+        sglang("0.5.12", "kimi_k25"),
         None,
         "specforge",
     )

@@ -16,8 +16,9 @@ from eagle3.checkpoint import load_drafter
 from eagle3.doctor.report import examine
 from orchestrator.paths import CLONE
 from tests.eagle3.dumps import write_specforge, write_speculators, write_speculators_v0
+from tests.faults.drafters import LAYOUTS, SGLANG, VARIANTS, VLLM, engine_of, for_vllm
 from tests.faults.run import Bench
-from tests.faults.sound import LAYERS, LAYOUTS, SGLANG, STATES, VARIANTS, VLLM, engine_of, for_vllm
+from tests.faults.sound import LAYERS, STATES
 
 LAB = sorted(path.parent for path in (CLONE / "lab").glob("*/config.json"))
 STORED = ("safetensors", "sharded", "bin", "sharded bin")
