@@ -59,7 +59,11 @@ def check(subject: Subject) -> Iterator[Finding]:
         if wanted is not None:
             yield from expressible(subject, engine, wanted)
         return
-    found = looked_up(engine.rule, drafter.config)
+    try:
+        found = looked_up(engine.rule, drafter.config)
+    except BadInput as error:
+        yield no_list(drafter, engine, error)
+        return
     if passed_over(found, engine.rule):
         yield not_looked_up(subject, drafter, engine, found, wanted)
         return
@@ -148,6 +152,19 @@ def outside(subject: Subject, wanted: Wanted | None) -> Iterator[Finding]:
             fix=("name the target that the drafter was trained for", "or correct the ids"),
             evidence=MEASURED,
         )
+
+
+def no_list(drafter: Drafter, engine: Engine, error: BadInput) -> Finding:
+    """Something else than whole numbers where the engine looks."""
+    return Finding(
+        name="ids-no-list",
+        severity="error",
+        where=str(drafter.config_path),
+        what=str(error),
+        effect="the engine stops at it, or takes its default states in silence",
+        fix=(f"write a list of whole numbers in {engine.rule.places[0].path}",),
+        evidence=MEASURED,
+    )
 
 
 def passed_over(found: LookUp, rule: Rule) -> bool:

@@ -17,6 +17,7 @@ from eagle3.headers import NUMPY, TensorInfo, read_rows
 SAMPLED = 64  # rows of a table that are compared, spread evenly
 UNRELATED = 0.1  # mean cosine of rows below which two tables have nothing in common
 DECODED = {*NUMPY, "BF16", "F8_E4M3", "F8_E5M2"}
+TEMPLATE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 Rows = np.ndarray[Any, Any]
 
 
@@ -77,6 +78,9 @@ def embedding(subject: Subject, drafter: Drafter) -> Iterator[Finding]:
                 evidence=MEASURED,
             )
         return
+    if len(table.shape) == 2 and (bad := not_finite(table)):
+        yield no_numbers(subject.engine, table, bad, replaced=hidden == width)
+        return
     theirs = subject.target.tensors.get("embedding") if subject.target is not None else None
     if theirs is None or len(table.shape) != 2 or table.shape[1] != theirs.shape[-1]:
         return
@@ -116,6 +120,32 @@ def embedding(subject: Subject, drafter: Drafter) -> Iterator[Finding]:
         )
 
 
+def not_finite(table: TensorInfo) -> int:
+    """How many of the sampled rows hold NaN or infinity."""
+    if table.dtype not in DECODED:
+        return 0
+    rows = read_rows(table, spread(table.shape[0])).astype(np.float64)
+    return int((~np.isfinite(rows)).any(axis=1).sum())
+
+
+def no_numbers(engine: Engine | None, table: TensorInfo, bad: int, *, replaced: bool) -> Finding:
+    """A table that an export left without numbers; harmless where the engine takes the target's."""
+    serving = engine.serving if engine is not None else None
+    unused = replaced and serving is not None and not serving.own_embedding_kept
+    count = min(SAMPLED, table.shape[0])
+    return Finding(
+        name="embedding-not-finite",
+        severity="warning" if unused else "error",
+        where=f"{table.file}: {table.name}",
+        what=f"{bad} of {count} sampled rows of the file's embedding hold NaN or infinity",
+        effect="none there, since the target's table takes its place; elsewhere every logit is NaN"
+        if unused
+        else "every logit behind such a token is NaN: acceptance about 0",
+        fix=("leave embed_tokens.weight out of the file, so that the target's is used",),
+        evidence=MEASURED,
+    )
+
+
 def head(subject: Subject, drafter: Drafter) -> Iterator[Finding]:
     """A head that is lacking, and one whose rows are the target's in another order."""
     own = drafter.tensors.get("lm_head.weight")
@@ -131,25 +161,25 @@ def head(subject: Subject, drafter: Drafter) -> Iterator[Finding]:
     targets = target_ids(drafter, own.shape[0], theirs.shape[0])
     if targets is None:
         return
-    picked = spread(own.shape[0])
-    rows = read_rows(own, picked)
-    mapped = read_rows(theirs, [int(targets[i]) for i in picked])
-    plain = read_rows(theirs, picked)
-    far = [i for i, row in enumerate(picked) if int(targets[row]) != row]
-    if len(far) < len(picked) // 2:
-        return
-    as_mapped, as_plain = cosine_of(rows[far], mapped[far]), cosine_of(rows[far], plain[far])
-    if as_plain > 0.9 > as_mapped:
-        yield Finding(
-            name="head-in-another-order",
-            severity="error",
-            where=f"{own.file}: {own.name}",
-            what="its rows are the target's head in plain order (mean cosine "
-            f"{as_plain:.2f}), but d2t makes other tokens of them ({as_mapped:.2f})",
-            effect="each logit is of another word than the one drafted: acceptance about 0",
-            fix=("lm_head.weight = target_head[d2t + torch.arange(len(d2t))]",),
-            evidence=MEASURED,
-        )
+    for order, ids in (("plain", np.arange(len(targets))), ("ascending", np.sort(targets))):
+        picked = [row for row in spread(own.shape[0]) if targets[row] != ids[row]]
+        if not picked or len(picked) < min(SAMPLED, own.shape[0]) // 2:
+            continue
+        rows = read_rows(own, picked)
+        as_mapped = cosine_of(rows, read_rows(theirs, [int(targets[row]) for row in picked]))
+        as_other = cosine_of(rows, read_rows(theirs, [int(ids[row]) for row in picked]))
+        if as_other > 0.9 > as_mapped:
+            yield Finding(
+                name="head-in-another-order",
+                severity="error",
+                where=f"{own.file}: {own.name}",
+                what=f"its rows are the target's head in {order} order (mean cosine "
+                f"{as_other:.2f}), but d2t makes other tokens of them ({as_mapped:.2f})",
+                effect="each logit is of another word than the one drafted: acceptance about 0",
+                fix=("lm_head.weight = target_head[d2t + torch.arange(len(d2t))]",),
+                evidence=MEASURED,
+            )
+            return
 
 
 def target_ids(drafter: Drafter, rows: int, vocab: int) -> Rows | None:
@@ -221,19 +251,40 @@ def cosine_of(ours: Rows, others: Rows) -> float:
 
 def tokenizers(drafter: Path, target: Path) -> Iterator[Finding]:
     """A tokenizer or chat template of the drafter's that is not the target's."""
-    for name in ("tokenizer.json", "chat_template.jinja"):
-        ours, theirs = drafter / name, target / name
-        if ours.is_file() and theirs.is_file() and not same_content(ours, theirs):
-            yield Finding(
-                name="tokenizer-differs",
-                severity="warning",
-                where=str(ours),
-                what=f"{name} is not the target's {theirs}",
-                effect="if the training text was made with it, prompts look other to the drafter: "
-                "acceptance is good on training text and low in service",
-                fix=(f"generate the training text with the target's {name}",),
-                evidence=MEASURED,
-            )
+    ours, theirs = drafter / "tokenizer.json", target / "tokenizer.json"
+    if ours.is_file() and theirs.is_file() and not same_content(ours, theirs):
+        yield differs(ours, "tokenizer.json", f"the target's {theirs}")
+    own, other = template(drafter), template(target)
+    if own is not None and other is not None and own[1].strip() != other[1].strip():
+        yield differs(drafter, own[0], f"the target's {other[0]} in {target}")
+
+
+def differs(where: Path, name: str, other: str) -> Finding:
+    """A file that decides what a prompt looks like, and is not the target's."""
+    return Finding(
+        name="tokenizer-differs",
+        severity="warning",
+        where=str(where),
+        what=f"{name} is not {other}",
+        effect="if the training text was made with it, prompts look other to the drafter: acceptance "
+        "is good on training text and low in service",
+        fix=("generate the training text with the target's tokenizer and template",),
+        evidence=MEASURED,
+    )
+
+
+def template(folder: Path) -> tuple[str, str] | None:
+    """A folder's chat template: in which of two files it stands, and its text."""
+    try:
+        return TEMPLATE, (folder / TEMPLATE).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        pass  # not there, or no text: then it may stand in the other place
+    try:
+        held = json.loads((folder / TOKENIZER_CONFIG).read_bytes())
+    except (OSError, ValueError):
+        return None
+    text = held.get("chat_template") if isinstance(held, dict) else None
+    return (f"chat_template of {TOKENIZER_CONFIG}", text) if isinstance(text, str) else None
 
 
 def same_content(ours: Path, theirs: Path) -> bool:

@@ -248,8 +248,8 @@ def facts(subject: Subject) -> Iterator[str]:
 
 def served_fact(subject: Subject, drafter: Drafter, engine: Engine) -> Iterator[str]:
     """Where ids are found and which states they bring."""
-    found = looked_up(engine.rule, drafter.config)
     try:
+        found = looked_up(engine.rule, drafter.config)
         served = served_states(engine.rule, found.ids, subject.num_layers)
     except BadInput:
         return

@@ -6,11 +6,17 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from eagle3.doctor.findings import MEASURED, Finding
 from eagle3.doctor.subject import Drafter, Subject, Target, whole
+from eagle3.doctor.tensors import HARMLESS
 from eagle3.form import DrafterForm, Rope
 
 DEFAULT_THETA = 10_000.0
+FLOATS = ("F64", "F32", "BF16")  # float16 has no room for the low frequencies of a large base
+ROUNDING = 0.02  # relative; a table that was cast to bf16 errs by less
+Table = np.ndarray[Any, np.dtype[np.float64]]
 MODELOPT_YARN = (32.0, 2048)  # factor and original length that its export writes by default
 
 
@@ -21,6 +27,7 @@ def check(subject: Subject) -> Iterator[Finding]:
         return
     form = drafter.form
     yield from base(subject, drafter, form)
+    yield from kept_table(drafter, form)
     yield from injected(drafter, form)
     yield from mscale(subject, drafter, form)
     yield from head_size(subject, drafter, form)
@@ -70,6 +77,44 @@ def base(subject: Subject, drafter: Drafter, form: DrafterForm) -> Iterator[Find
             fix=('"rope_theta": 10000.0',),
             evidence="read: eagle/traineagle3/cnets.py::_init_rope",
         )
+
+
+def kept_table(drafter: Drafter, form: DrafterForm) -> Iterator[Finding]:
+    """Frequencies that old trainers keep in the file, against those that the config makes."""
+    rope, size = form.rope.value, form.head_dim.value
+    if rope.kind != "default" or not drafter.examined:
+        return
+    made = rope.theta ** -(np.arange(0, size, 2) / size)
+    for name, info in sorted(drafter.tensors.items()):
+        if not HARMLESS.fullmatch(name) or info.shape != made.shape or info.dtype not in FLOATS:
+            continue
+        values = drafter.values(name)
+        if values is None or np.allclose(values.astype(np.float64), made, rtol=ROUNDING, atol=0):
+            continue
+        base = base_of(values.astype(np.float64))
+        yield Finding(
+            name="rope-table-differs",
+            severity="error",
+            where=f"{info.file}: {info.name}",
+            what="the file's rotary frequencies are of "
+            + (f"base {base:g}" if base else "no plain rotary embedding")
+            + f", config.json makes them of base {rope.theta:g} ({form.rope.origin})",
+            effect="training rotated by the file's frequencies, engines rotate by the config's: good "
+            "near the start of the context, decaying with length",
+            fix=(f'"rope_theta": {base:.1f}',)
+            if base
+            else ("state in config.json the rope that it was trained with",),
+            evidence=MEASURED,
+        )
+
+
+def base_of(values: Table) -> float | None:
+    """The base of a plain table of frequencies, to three digits; None where it is no such table."""
+    if len(values) < 2 or not (np.isfinite(values).all() and (values > 0).all()):
+        return None
+    base = float(f"{values[-1] ** (-len(values) / (len(values) - 1)):.3g}")
+    plain = base ** -(np.arange(len(values)) / len(values))
+    return base if np.allclose(values, plain, rtol=ROUNDING, atol=0) else None
 
 
 def injected(drafter: Drafter, form: DrafterForm) -> Iterator[Finding]:

@@ -345,6 +345,17 @@ def sampling_flags(
     flags: Mapping[str, Any], topk: int | None, drafter: Drafter | None
 ) -> Iterator[Finding]:
     """Flags that are ignored or that need what this drafter does not have."""
+    window = flags.get("speculative_draft_window_size")
+    form = drafter.form if drafter is not None else None
+    if window and form is not None and not any(form.windows.value):
+        yield flag(
+            "speculative_draft_window_size",
+            "warning",
+            f"a window of {window} is set, and the drafter was trained without one",
+            f"as trained up to {window} tokens of context, falling behind it",
+            ("leave --speculative-draft-window-size out",),
+            "inferred",
+        )
     if flags.get("speculative_token_map"):
         yield flag(
             "speculative_token_map",

@@ -21,6 +21,8 @@ REMAKE_MASK = (
     "t2d[d2t + torch.arange(len(d2t))] = True",
 )
 CONVERT = ("d2t = d2t - torch.arange(len(d2t))  # from absolute ids to offsets",)
+EXACT_IN_BF16 = 256  # whole numbers up to here
+LEAST_ROUNDED = 16  # different offsets beyond it: so many are not all round by chance
 Numbers = np.ndarray[Any, Any]
 
 
@@ -198,6 +200,15 @@ def check_values(
             CONVERT,
         )
         return
+    if is_rounded(offsets):
+        yield finding(
+            "d2t-rounded",
+            "each of its offsets above 256 is a number that bf16 holds: the table went through bf16, "
+            "which rounds them",
+            "most draft tokens become a neighbour of the token that they stand for: acceptance about 0",
+            remake,
+        )
+        return
     outside = (targets < 0) | (targets >= vocab)
     if outside.any():
         first = int(np.flatnonzero(outside)[0])
@@ -253,6 +264,16 @@ def is_absolute(offsets: Numbers, targets: Numbers, mask: Numbers | None, vocab:
         return bool(mask[offsets].all()) and not as_offset
     ascending = bool((np.diff(offsets) > 0).all())
     return not in_range or ascending
+
+
+def is_rounded(offsets: Numbers) -> bool:
+    """Whether all large offsets end in zero bits, as a cast of the whole file to bf16 leaves them."""
+    large = np.unique(np.abs(offsets))
+    large = large[large > EXACT_IN_BF16]
+    if len(large) < LEAST_ROUNDED:
+        return False
+    bits = large.astype(np.float32).view(np.uint32)
+    return bool((bits & 0xFFFF == 0).all())
 
 
 def check_membership(

@@ -63,7 +63,7 @@ ROWS: tuple[Row, ...] = (
             ),
         ),
         cannot="How a trainer shifts a sound teacher stands in its code.",
-        instead="job=drafter_test metrics=[ours,specforge,speculators] against the training log",
+        instead="job=drafter_test job.metrics=[ours,specforge,speculators] against the training log",
     ),
     Row(
         number=31,
@@ -192,7 +192,7 @@ ROWS: tuple[Row, ...] = (
                 "1000000",
                 edit=turns(1e6),
                 name="rope-table-differs",
-                reads="are of base 1e+06, config.json makes them of base 10000",
+                reads="rotary frequencies are of base 1e+06, config.json makes them of base 10000",
             ),
         ),
         unseen=(
@@ -256,7 +256,7 @@ ROWS: tuple[Row, ...] = (
         fault="Training masked other keys at deeper steps than service shows",
         serving="The first drafted token is fine, from the third on slightly worse.",
         cannot="The mask is a matter of the trainer's release, which no file names.",
-        instead="job=drafter_test metrics=[ours,specforge,speculators]: deeper steps that differ",
+        instead="job=drafter_test job.metrics=[ours,specforge,speculators]: deeper steps that differ",
     ),
     Row(
         number=39,

@@ -50,6 +50,10 @@ def test_a_planted_fault_is_named_and_the_sound_files_are_passed_in_silence(
     told = bench.told(planted, layout)
     expected = {planted.name, *of_layout(planted.also, layout)} - {""}
     assert told.names == expected
+    for finding in told.findings:  # each says what it does, and what to write
+        assert finding.where
+        assert finding.effect
+        assert finding.fix or finding.severity == "note"
     said = [f.what for f in told.findings if f.name == planted.name] or [told.refused or ""]
     assert any(planted.reads in what for what in said), said
     refused = of_layout(planted.refused, layout)
@@ -67,15 +71,6 @@ def test_what_files_cannot_show_is_not_guessed_at(
     told = bench.told(planted, layout)
     assert told.findings == ()
     assert told.refused is None
-
-
-def test_what_is_named_says_what_it_does_and_what_to_write(bench: Bench) -> None:
-    for planted in PLANTED:
-        if planted.layouts:
-            for finding in bench.told(planted, planted.layouts[0]).findings:
-                assert finding.where
-                assert finding.effect
-                assert finding.fix or finding.severity == "note"
 
 
 def test_one_release_reads_the_same_file_right_and_the_next_one_wrong(bench: Bench) -> None:

@@ -17,8 +17,10 @@ from eagle3.doctor.report import examine
 from orchestrator.paths import CLONE
 from tests.eagle3.dumps import write_specforge, write_speculators, write_speculators_v0
 from tests.faults.drafters import LAYOUTS, SGLANG, VARIANTS, VLLM, engine_of, for_vllm
+from tests.faults.edits import table_of, with_nan
+from tests.faults.planting import weights
 from tests.faults.run import Bench
-from tests.faults.sound import LAYERS, STATES
+from tests.faults.sound import LAYERS, STATES, TEMPLATE, Target
 
 LAB = sorted(path.parent for path in (CLONE / "lab").glob("*/config.json"))
 STORED = ("safetensors", "sharded", "bin", "sharded bin")
@@ -68,6 +70,41 @@ def test_a_sound_checkpoint_is_passed_in_silence(
     for more in asked:
         assert examine(drafter, **more).findings == ()
     load_drafter(drafter)
+
+
+@pytest.mark.parametrize("variant", ["plain", "no t2d"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_target_s_head_in_d2t_s_order_is_passed_in_silence(
+    bench: Bench, layout: str, variant: str
+) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        ids = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+        tensors["lm_head.weight"] = bench.target.head[ids].bfloat16()
+
+    drafter = bench.spoilt(bench.drafter(layout, variant), weights(change))
+    assert examine(drafter, bench.target.folder).findings == ()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_target_s_template_in_the_tokenizer_s_config_is_the_same(
+    bench: Bench, layout: str
+) -> None:
+    def moved(folder: Path, target: Target) -> None:
+        text = (folder / TEMPLATE).read_text()
+        (folder / TEMPLATE).unlink()
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": text + "\n"}))
+
+    drafter = bench.spoilt(bench.drafter(layout, "plain"), moved)
+    assert examine(drafter, bench.target.folder).findings == ()
+
+
+def test_a_table_without_numbers_is_graver_where_the_engine_keeps_it(bench: Bench) -> None:
+    severities = []
+    for variant, engine in (("plain", SGLANG), ("for vLLM", VLLM)):
+        drafter = bench.spoilt(bench.drafter("specforge", variant), table_of(with_nan))
+        (found,) = examine(drafter, bench.target.folder, engine=engine, states=STATES).findings
+        severities.append((found.name, found.severity))
+    assert severities == [("embedding-not-finite", "warning"), ("embedding-not-finite", "error")]
 
 
 @pytest.mark.parametrize("drafter", LAB, ids=lambda path: path.name)

@@ -179,7 +179,7 @@ ROWS: tuple[Row, ...] = (
                 edit=table_of(with_nan),
                 variant="for vLLM",
                 name="embedding-not-finite",
-                reads="of the sampled rows of the file's embedding hold NaN or infinity",
+                reads="sampled rows of the file's embedding hold NaN or infinity",
                 refused="embed_tokens.weight holds NaN or infinity",
             ),
         ),

@@ -64,6 +64,7 @@ def type_page(page: Path, clone: Path, client: Client, tools: Path) -> str:
             timeout=600,
             check=False,
         )
-        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+        found = 3 if "orchestrator doctor" in block else 0  # the doctor found something
+        assert done.returncode == found, f"{block}\n{done.stdout}\n{done.stderr}"
         printed.append(done.stdout)
     return "\n".join(printed)
