@@ -23,7 +23,7 @@ def table() -> list[str]:
     """The lines of the table, and what no file shows."""
     traceless = [str(row.number) for row in ROWS if not row.planted]
     return [
-        f"No file shows {', '.join(traceless[:-1])} and {traceless[-1]}; for the others:",
+        f"No file shows {', '.join(traceless[:-1])} and {traceless[-1]}.",
         "",
         "| # | fault | what you see in service | how it is planted, and what names it |",
         "|---|---|---|---|",
