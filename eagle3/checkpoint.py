@@ -134,7 +134,7 @@ def wrong_numbers(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
             if tensor.dtype not in (torch.int64, torch.int32):
                 faults.append(f"d2t holds {tensor.dtype}, expected whole numbers (int64)")
         elif name == "t2d":
-            if tensor.dtype is not torch.bool:
+            if tensor.dtype not in (torch.bool, torch.uint8) or (tensor > 1).any():
                 faults.append(f"t2d holds {tensor.dtype}, expected a mask (bool)")
         elif tensor.dtype not in FLOATS:
             faults.append(f"{name} holds {tensor.dtype}, expected floating point of 16 or 32 bits")
@@ -205,6 +205,7 @@ def complete_tables(form: DrafterForm, tensors: dict[str, Tensor]) -> list[str]:
     if t2d is None:
         tensors["t2d"] = mask
         return ["the file has no t2d: taken from d2t, read as offsets"]
+    t2d = tensors["t2d"] = t2d.bool()  # some writers keep masks as bytes
     if not torch.equal(mask, t2d) or not inside.all():
         return ["d2t, read as offsets, and t2d do not name the same target ids"]
     return []

@@ -214,6 +214,18 @@ def test_a_file_without_the_mask_has_it_from_the_table(
     assert any("do not name the same target ids" in n for n in load_drafter(drafter_folder).notes)
 
 
+def test_a_mask_kept_as_bytes_is_the_same_mask(drafter: Drafter, drafter_folder: Path) -> None:
+    path = drafter_folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["t2d"] = tensors["t2d"].to(torch.uint8)
+    write_tensors(path, tensors)
+    assert torch.equal(load_drafter(drafter_folder).drafter.t2d, drafter.t2d)
+    tensors["t2d"][3] = 2
+    write_tensors(path, tensors)
+    with pytest.raises(BadInput, match="expected a mask"):
+        load_drafter(drafter_folder)
+
+
 def test_a_missing_folder_says_what_a_checkpoint_is(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"nowhere/config\.json does not exist; a checkpoint is"):
         load_drafter(tmp_path / "nowhere")
