@@ -1,10 +1,11 @@
 """Which release an engine's checkout is of, as far as capturing aux states goes: by a hash of that code.
 
-Of every file that `FILES` names, the statements that decide which states are captured are brought
-into a form that comments, white space, docstrings, annotations and messages do not change, and
-hashed. `capture_code.json` holds the hashes of the releases that were read: for a file, the release
-from which on a hash holds (null: the file has no such code). A checkout that differs from all of
-them is unknown: only a probe can tell what its layer ids mean.
+Of every file that `GLOBS` names, the code that decides which states are captured is brought into a
+form that comments, white space, docstrings, annotations and messages do not change, and hashed: the
+functions that set or read the list of layers, the walk over the layers as a whole, and what the layers
+of the same file do, as that is what is captured. `capture_code.json` holds the hashes of the releases
+that were read: for a file, the release from which on a hash holds (null: the file has no such code). A
+checkout that differs from all of them is unknown: only a probe can tell what its layer ids mean.
 
 To add a release, unpack its wheel and run
 
@@ -31,34 +32,28 @@ from eagle3.errors import BadInput
 
 TABLE = Path(__file__).with_name("capture_code.json")
 
-_SGLANG_MODELS = (
-    "apertus bailing_moe deepseek_v2 exaone_moe gemma3_causal gemma4_causal glm4_moe glm4_moe_lite "
-    "gpt_oss kimi_k25 llama llama4 longcat_flash minimax_m2 minimax_m3 minimax_m3_vl mllama4 qwen2 "
-    "qwen2_5_vl qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe"
-)
 # Where the code lies, relative to the package; the first part is what tells the package.
 PACKAGES = {"sglang": "srt", "vllm": "model_executor"}
-FILES = {
+# What is looked through: in these files the code that has one of the names below is hashed.
+GLOBS = {
     "sglang": (
-        *(f"srt/models/{name}.py" for name in _SGLANG_MODELS.split()),
+        "srt/models/**/*.py",
+        "srt/layers/aux_hidden_states.py",
         "srt/layers/communicator.py",
         "srt/layers/layer_boundary/stage.py",
         "srt/model_executor/model_runner.py",
         "srt/model_executor/model_runner_components/spec_aux_hidden_state.py",
     ),
     "vllm": (
-        "model_executor/models/deepseek_v2.py",
-        "model_executor/models/interfaces.py",
-        "model_executor/models/kimi_k25.py",
-        "model_executor/models/llama.py",
-        "model_executor/models/qwen2.py",
-        "model_executor/models/qwen3_moe.py",
-        "model_executor/models/transformers/base.py",
+        "model_executor/models/**/*.py",
         "v1/worker/gpu_model_runner.py",
         "v1/worker/gpu/spec_decode/eagle/eagle3_utils.py",
     ),
 }
-# Functions that count as a whole, and the names that make a statement count.
+# Here the functions count as a whole, and so do the layers of a model. Elsewhere (a model runner's
+# functions do a hundred other things) the statements that have a name count, and what they lie in.
+WHOLE = ("models", "layers")
+# Functions that count as a whole anywhere, and the names that make code count.
 FUNCTIONS = {
     "_get_eagle3_aux_layers_from_config",
     "_maybe_add_hidden_state",
@@ -74,13 +69,19 @@ NAMES = {
     "_is_layer_to_capture",
     "_maybe_add_hidden_state",
     "aux_hidden_state_layers",
+    "capture_aux_hidden_states",
     "capture_gathered",
     "capture_output",
     "captured_last_layer_outputs",
+    "copies_on_append",
     "eagle_aux_hidden_state_layer_ids",
     "layers_to_capture",
 }
-_WORDS = re.compile("|".join(sorted(FUNCTIONS | NAMES)))
+CLASSES = {"AuxHiddenStateList", "AuxHiddenStatePacker"}
+_WORDS = re.compile("|".join(sorted(FUNCTIONS | NAMES | CLASSES)))
+_LAYER = re.compile(r"(Layer|Block)$")  # a class whose methods hand the hidden states on
+# What builds and loads a model says nothing of what its layers hand on.
+_NOT_WHOLE = {"__init__", "load_weights"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,10 +120,11 @@ def known_checkout(folder: Path) -> Checkout:
     table = json.loads(TABLE.read_text())[ecosystem]
     releases: list[str] = table["releases"]
     found = capture_hashes(package, ecosystem)
+    files = sorted(found.keys() | table["files"].keys())
     differing = {
         release: [
             file
-            for file in FILES[ecosystem]
+            for file in files
             if found.get(file) != _held(table["files"].get(file, {}), release, releases)
         ]
         for release in releases
@@ -157,21 +159,25 @@ def find_package(folder: Path) -> tuple[str, Path]:
 def capture_hashes(package: Path, ecosystem: str) -> dict[str, str]:
     """The hash of each file that has code that decides what is captured."""
     hashes = {}
-    for file in FILES[ecosystem]:
-        path = package / file
-        if not path.is_file():
-            continue
+    for path in sorted({path for glob in GLOBS[ecosystem] for path in package.glob(glob)}):
+        file = path.relative_to(package).as_posix()
         try:
-            digest = capture_hash(path.read_text("utf-8-sig"))
-        except (BadInput, UnicodeDecodeError):
+            digest = capture_hash(
+                path.read_text("utf-8-sig"), whole=any(part in WHOLE for part in path.parts)
+            )
+        except (BadInput, OSError, UnicodeDecodeError):
             digest = "unreadable"  # no release's: it is answered that this file differs
         if digest:
             hashes[file] = digest
     return hashes
 
 
-def capture_hash(source: str) -> str | None:
-    """The hash of the capturing code of one file; None if it has none. Raises BadInput."""
+def capture_hash(source: str, *, whole: bool = True) -> str | None:
+    """The hash of the capturing code of one file; None if it has none. Raises BadInput.
+
+    `whole`: functions that have a name count from their first to their last statement, and with them
+    every layer of the file, as what is captured is what layers hand on.
+    """
     lines = [n for n, line in enumerate(source.splitlines(), 1) if _WORDS.search(line)]
     if not lines:
         return None
@@ -179,14 +185,29 @@ def capture_hash(source: str) -> str | None:
         tree = ast.parse(source)
     except (SyntaxError, ValueError) as error:
         raise BadInput(f"this is not Python that this interpreter can read: {error}") from error
-    pieces = list(_deciding(tree, "", lines))
+    pieces = list(_deciding(tree, "", lines, whole))
     if not pieces:
         return None
-    return hashlib.sha256("\n".join(pieces).encode()).hexdigest()[:12]
+    if whole:
+        pieces += _layers(tree)
+    return hashlib.sha256("\n".join(pieces).encode()).hexdigest()[:8]
 
 
-def _deciding(node: ast.AST, scope: str, lines: list[int]) -> Iterator[str]:
-    """The deciding statements below a node, in plain form, each with where it stands.
+def _layers(tree: ast.Module) -> Iterator[str]:
+    """What the layers of a model's file do, each method with where it stands."""
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef) or not _LAYER.search(node.name):
+            continue
+        for child in node.body:
+            if isinstance(child, _FUNCTION) and child.name not in _NOT_WHOLE:
+                yield f"{node.name}.{child.name}: {plain(child)}"
+
+
+_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _deciding(node: ast.AST, scope: str, lines: list[int], whole: bool) -> Iterator[str]:
+    """The deciding code below a node, in plain form, each piece with where it stands.
 
     `lines` are those that hold one of the names, be it in a comment: the rest need not be searched.
     """
@@ -196,20 +217,30 @@ def _deciding(node: ast.AST, scope: str, lines: list[int]) -> Iterator[str]:
                 continue
             if isinstance(child, ast.stmt) and not _near(child, lines):
                 continue
-            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            if isinstance(child, (*_FUNCTION, ast.ClassDef)):
                 inner = f"{scope}.{child.name}"
-                if child.name in FUNCTIONS:
+                if _counts(child, whole):
                     yield f"{inner}: {plain(child)}"
                 else:
-                    yield from _deciding(child, inner, lines)
+                    yield from _deciding(child, inner, lines, whole)
             elif _compound(child) and not _mentions(_header(child)):
-                below = list(_deciding(child, scope, lines))
+                below = list(_deciding(child, scope, lines, whole))
                 if below:
                     head = "; ".join(plain(part) for part in _header(child))
                     yield f"{scope}.{name}: {type(child).__name__} {head}"
                     yield from below
             elif _mentions([child]):
                 yield f"{scope}.{name}: {plain(child)}"
+
+
+def _counts(node: ast.AST, whole: bool) -> bool:
+    """Whether a function or class counts from its first to its last statement."""
+    if isinstance(node, ast.ClassDef):
+        return node.name in CLASSES
+    assert isinstance(node, _FUNCTION)
+    if node.name in FUNCTIONS:
+        return True
+    return whole and node.name not in _NOT_WHOLE and _mentions([node])
 
 
 def _near(node: ast.stmt, lines: list[int]) -> bool:
@@ -319,7 +350,7 @@ def add_release(
         raise BadInput(f"{ecosystem} {release} is in the table already")
     found = capture_hashes(package, ecosystem)
     files = {file: dict(changes) for file, changes in old["files"].items()}
-    for file in FILES[ecosystem]:
+    for file in sorted(found.keys() | files.keys()):
         before = _held(files.get(file, {}), "", old["releases"])
         if found.get(file) != before:
             files.setdefault(file, {})[release] = found.get(file)
@@ -329,8 +360,8 @@ def add_release(
 
 def main(arguments: list[str]) -> int:
     """Enter a release, newer than those in the table: ECOSYSTEM RELEASE FOLDER."""
-    if len(arguments) != 3 or arguments[0] not in FILES:
-        sys.stderr.write(f"usage: python -m eagle3.checkouts {'|'.join(FILES)} RELEASE FOLDER\n")
+    if len(arguments) != 3 or arguments[0] not in GLOBS:
+        sys.stderr.write(f"usage: python -m eagle3.checkouts {'|'.join(GLOBS)} RELEASE FOLDER\n")
         return 2
     ecosystem, release, folder = arguments
     table = json.loads(TABLE.read_text()) if TABLE.exists() else {}

@@ -29,6 +29,7 @@ from eagle3.rope import inverse_frequencies
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 EMBEDDING = "embed_tokens.weight"
+ROWS_AT_ONCE = 1024  # of a table that is looked through; bounds what is copied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,9 @@ def read_files(weights: Weights) -> dict[str, Tensor]:
                 raise BadInput(f"{path} holds {name}, which another file of the folder holds too")
             tensors[name] = tensor
     if weights.kind == "bin" and (weights.folder / BIN_INDEX).is_file():
-        listed = read_json(weights.folder / BIN_INDEX).get("weight_map") or {}
+        listed = read_json(weights.folder / BIN_INDEX).get("weight_map")
+        if not isinstance(listed, dict):
+            raise BadInput(f"{weights.folder / BIN_INDEX} is damaged: its weight_map is no object")
         if lacking := sorted(set(listed) ^ set(tensors)):
             raise BadInput(
                 f"{weights.folder / BIN_INDEX} and its files do not agree on {', '.join(lacking)}"
@@ -98,7 +101,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError) as error:
         raise BadInput(f"{path} is damaged or truncated: {first_line(error)}") from error
     loaded = load_pt(path)
-    if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
+    if not isinstance(loaded, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in loaded.items()
+    ):
         raise BadInput(f"{path} holds no state_dict (a dict of names to tensors)")
     return dict(loaded)
 
@@ -138,9 +143,15 @@ def wrong_numbers(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
                 faults.append(f"t2d holds {tensor.dtype}, expected a mask (bool)")
         elif tensor.dtype not in FLOATS:
             faults.append(f"{name} holds {tensor.dtype}, expected floating point of 16 or 32 bits")
-        elif not torch.isfinite(tensor).all():
+        elif not finite(tensor):
             faults.append(f"{name} holds NaN or infinity")
     return tuple(faults)
+
+
+def finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds numbers only, looked at in blocks: an embedding may fill a gigabyte."""
+    blocks = tensor.split(ROWS_AT_ONCE) if tensor.dim() else (tensor,)
+    return all(bool(torch.isfinite(block).all()) for block in blocks)
 
 
 def drafter_shape(form: DrafterForm) -> DrafterShape:
@@ -167,10 +178,12 @@ def said_aloud(form: DrafterForm, config: Mapping[str, Any]) -> list[str]:
             f"config.json sets norm_output={config['norm_output']}, read as SpecForge trains: whether "
             "the head sees the normed state; engines read that key as what the next step is fed"
         )
-    if form.layout.value == "specforge" and form.rope.value.kind == "dynamic":
+    if form.rope.value.kind == "dynamic":
+        theirs = ["SpecForge's own table"] if form.layout.value == "specforge" else []
         notes.append(
-            "dynamic rope scaling is computed as transformers does; SpecForge's own table is scaled "
-            "from the first position on"
+            "dynamic rope scaling is run as transformers does, so not at all up to "
+            f"{form.max_positions.value} positions, and longer texts are refused; "
+            f"{' and '.join([*theirs, 'that of some engines'])} is scaled from the first position on"
         )
     if form.layer_ids.value is not None:
         means = form.layer_convention

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from eagle3.chain import draft_to_target_ids
@@ -11,7 +14,9 @@ from eagle3.checkpoint import DrafterCheckpoint
 from eagle3.errors import BadInput
 from eagle3.model import Drafter
 from eagle3.target import TargetParts
-from eagle3.wiring import DecoderLayer, Embedding, Head, Residual, Wiring
+from eagle3.wiring import DecoderLayer, Embedding, Head, Residual, Window, Wiring
+
+COMPARED_ROWS = 1024  # of two embeddings, evenly spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +30,7 @@ class Connected:
     states: tuple[int, ...]  # canonical, in the order of concatenation
     decoder_layer: DecoderLayer
     wiring: Wiring
+    notes: tuple[str, ...]
 
 
 def connect(checkpoint: DrafterCheckpoint, target: TargetParts, wiring: Wiring) -> Connected:
@@ -38,13 +44,14 @@ def connect(checkpoint: DrafterCheckpoint, target: TargetParts, wiring: Wiring) 
         )
     to_target = draft_to_target_ids(checkpoint.drafter.d2t, wiring.d2t, shape.vocab)
     return Connected(
-        drafter=rewired(checkpoint.drafter, wiring.residual),
+        drafter=rewired(checkpoint.drafter, wiring),
         embedding=embedding_of(checkpoint, target, wiring.embedding),
         head=head_of(checkpoint, target, wiring.head, to_target),
         to_target=to_target,
         states=states,
         decoder_layer=wiring.decoder_layer,
         wiring=wiring,
+        notes=tuple(own_embedding_notes(checkpoint, target, wiring.embedding)),
     )
 
 
@@ -58,11 +65,29 @@ def check_fit(checkpoint: DrafterCheckpoint, target: TargetParts) -> None:
         )
 
 
-def rewired(drafter: Drafter, residual: Residual) -> Drafter:
-    """The drafter with the residual that the wiring wants."""
-    if residual is Residual.declared:
-        return drafter
-    return drafter.rewired(norm_before_residual=residual is Residual.normed)
+def rewired(drafter: Drafter, wiring: Wiring) -> Drafter:
+    """The drafter with the residual and the windows that the wiring wants."""
+    switches: dict[str, Any] = {}
+    if wiring.residual is not Residual.declared:
+        switches["norm_before_residual"] = wiring.residual is Residual.normed
+    if wiring.window is Window.none:
+        switches["windows"] = ()
+    return drafter.rewired(**switches) if switches else drafter
+
+
+def own_embedding_notes(
+    checkpoint: DrafterCheckpoint, target: TargetParts, whose: Embedding
+) -> Iterator[str]:
+    """Whether a table of the drafter's own is left unread that is not the target's."""
+    own = checkpoint.embedding
+    if own is None or whose is Embedding.own or own.shape != target.embedding.shape:
+        return
+    rows = torch.linspace(0, len(own) - 1, min(len(own), COMPARED_ROWS)).long().to(own.device)
+    if not torch.equal(own[rows].float(), target.embedding[rows].float()):
+        yield (
+            "the checkpoint's own embed_tokens.weight is not the target's and is left unread "
+            "(wiring.embedding=target), as SGLang does; vLLM runs it: wiring.embedding=own"
+        )
 
 
 def embedding_of(checkpoint: DrafterCheckpoint, target: TargetParts, whose: Embedding) -> Tensor:

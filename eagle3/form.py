@@ -7,21 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, Generic, TypeVar
-
-from eagle3.errors import BadInput
 
 T = TypeVar("T", covariant=True)
 Shapes = Mapping[str, tuple[int, ...]]
-
-
-class BadForm(BadInput):
-    """A checkpoint whose config and file contradict each other; `faults` has one sentence for each."""
-
-    def __init__(self, where: Path, faults: tuple[str, ...]) -> None:
-        super().__init__(f"{where}: {'; '.join(faults)}")
-        self.faults = faults
 
 
 @dataclass(frozen=True)
@@ -96,26 +85,6 @@ class DrafterForm:
         rows = [(name, str(plain_value(s.value)), s.origin) for name, s in self.settings()]
         wide = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return [f"{name:<{wide[0]}}  {value:<{wide[1]}}  {origin}" for name, value, origin in rows]
-
-
-def read_form(
-    config: Mapping[str, Any],
-    shapes: Shapes | None,
-    where: Path,
-    *,
-    layout: str | None = None,
-) -> DrafterForm:
-    """The form of a checkpoint from its config.json (`where`) and its tensors' names and shapes.
-
-    `shapes` is None where the file was not examined; `layout` names one of LAYOUTS instead of looking
-    for it. Raises BadForm, which names every contradiction.
-    """
-    from eagle3.checkpoints import examine  # the layouts are written in terms of this module
-
-    form, faults = examine(config, shapes, where, layout=layout)
-    if form is None or faults:
-        raise BadForm(where, faults)
-    return form
 
 
 def plain_value(value: Any) -> Any:

@@ -103,6 +103,7 @@ class Attention(nn.Module):
         rows: Tensor,
         turn: tuple[Tensor, Tensor],
         earlier: Sequence[KeysValues],
+        window_from_row: bool,
     ) -> tuple[Tensor, KeysValues]:
         """Attend from `rows` [R] of the text; z [B, R, inputs] → [B, R, H] and the step's own keys.
 
@@ -110,31 +111,33 @@ class Attention(nn.Module):
         """
         q, k, v = self.project(z, *turn)
         if earlier:
-            a = attend_chain(q, earlier[0], [*earlier[1:], (k, v)], rows, self.window)
+            own = [*earlier[1:], (k, v)]
+            starts = rows  # what the window is counted back from
+            if self.window is not None and not window_from_row:
+                starts, own = rows + len(earlier), own[-self.window :]
+            seen = visible(rows, earlier[0][0].shape[2], starts, self.window)
+            a = attend_chain(q, earlier[0], own, seen)
         elif self.window is None:
             a = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
-            seen = visible(rows, len(rows), self.window)
+            seen = visible(rows, len(rows), rows, self.window)
             a = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
         out: Tensor = self.o_proj(a.transpose(1, 2).flatten(2))
         return out, (k, v)
 
 
-def visible(rows: Tensor, length: int, window: int | None) -> Tensor:
+def visible(rows: Tensor, length: int, starts: Tensor, window: int | None) -> Tensor:
     """Which of the first step's keys 0..length-1 each of `rows` [R] sees, [R, length].
 
-    A window is counted from the row, at deeper steps as well: that is how speculators trains. An
-    engine counts it from the position, which is a step further on with each step.
+    A window reaches back from `starts` [R]: the row's position, or, as trainers count, the row.
     """
     columns = torch.arange(length, device=rows.device)
     seen = columns[None, :] <= rows[:, None]
-    return seen if window is None else seen & (columns[None, :] > rows[:, None] - window)
+    return seen if window is None else seen & (columns[None, :] > starts[:, None] - window)
 
 
-def attend_chain(
-    q: Tensor, native: KeysValues, own: Sequence[KeysValues], rows: Tensor, window: int | None
-) -> Tensor:
-    """Row t of `rows` over native keys 0..t and its own deeper keys.
+def attend_chain(q: Tensor, native: KeysValues, own: Sequence[KeysValues], seen: Tensor) -> Tensor:
+    """Each row over the native keys that it has `seen` [R, T], and its own deeper keys.
 
     q [B, heads, R, d]; native [B, kv_heads, T, d]; each of own [B, kv_heads, R, d] → [B, heads, R, d].
     """
@@ -142,7 +145,7 @@ def attend_chain(
     keys, values = (x.repeat_interleave(repeat, 1) for x in native)
     scale = q.shape[-1] ** -0.5
     scores = (q @ keys.transpose(-1, -2)) * scale  # [B, heads, R, T]
-    scores = scores.masked_fill(~visible(rows, keys.shape[2], window), float("-inf"))
+    scores = scores.masked_fill(~seen, float("-inf"))
     deeper = [(q * k.repeat_interleave(repeat, 1)).sum(-1, keepdim=True) * scale for k, _ in own]
     weights = torch.cat([scores, *deeper], -1).softmax(-1)  # [B, heads, R, T + len(own)]
     out = weights[..., : keys.shape[2]] @ values
@@ -189,6 +192,7 @@ class DecoderLayer(nn.Module):
         rows: Tensor,
         turn: tuple[Tensor, Tensor],
         earlier: Sequence[KeysValues],
+        window_from_row: bool,
     ) -> tuple[Tensor, KeysValues]:
         """One step for `rows` [R]: g [B, R, H] → y [B, R, H]. `embedded` goes to the first layer."""
         if embedded is None:
@@ -197,7 +201,7 @@ class DecoderLayer(nn.Module):
             normed = self.hidden_norm(g)
             residual = normed if self.shape.norm_before_residual else g
             z = torch.cat([self.input_layernorm(embedded), normed], -1)
-        attended, kept = self.self_attn(z, rows, turn, earlier)
+        attended, kept = self.self_attn(z, rows, turn, earlier, window_from_row)
         r = residual + attended
         return r + self.mlp(self.post_attention_layernorm(r)), kept
 
@@ -242,7 +246,15 @@ class Drafter(nn.Module):
         out: Tensor = self.fc(aux)
         return out
 
-    def step(self, embedded: Tensor, g: Tensor, rows: Tensor, cache: Cache) -> Tensor:
+    def step(
+        self,
+        embedded: Tensor,
+        g: Tensor,
+        rows: Tensor,
+        cache: Cache,
+        *,
+        window_from_row: bool = False,
+    ) -> Tensor:
         """One step for `rows` [R] of the text: embedded and g [B, R, H_d] → y [B, R, H_d].
 
         `cache` is what a serving engine's cache holds at this step; the step's keys are appended.
@@ -250,13 +262,20 @@ class Drafter(nn.Module):
         step s, row t sees the first step's keys (cache[0]) up to its own index and then its own keys
         of steps 1..s, and stands at rope position t + s. Entries of deeper steps lie as `rows` do,
         so that rows may be gathered out of them.
+
+        A sliding window reaches back from the position, as in engines, so that with each step one
+        more of the keys behind it is left out; with `window_from_row` from the row at every step, and
+        never short of the row's own keys: that is how speculators trains.
         """
         turn = cos_sin(self.shape.rope, rows + len(cache), self.shape.head_dim, g.dtype)
         embedded = embedded.to(g.dtype)  # a target's table comes in the numbers it is stored in
-        y, kept = self.midlayer(embedded, g, rows, turn, [step[0] for step in cache])
+        y, kept = self.midlayer(
+            embedded, g, rows, turn, [step[0] for step in cache], window_from_row
+        )
         entries = [kept]
         for index, layer in enumerate(self.layers.values(), 1):
-            y, kept = layer(None, y, rows, turn, [step[index] for step in cache])
+            earlier = [step[index] for step in cache]
+            y, kept = layer(None, y, rows, turn, earlier, window_from_row)
             entries.append(kept)
         cache.append(entries)
         return y  # type: ignore[no-any-return]

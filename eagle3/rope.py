@@ -11,18 +11,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle3.errors import BadInput
 from eagle3.form import Rope
 
 
 def cos_sin(
     rope: Rope, positions: Tensor, head_dim: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, head_dim] of the half-split rotary embedding, computed in float32.
+    """cos and sin [T, head_dim] of the half-split rotary embedding at `positions` [T], in float32.
 
-    Dynamic scaling grows with the text: its base is that of the highest of `positions` [T].
+    Raises BadInput behind the length that dynamic scaling sets in at. There transformers rotates
+    each part of a text by the length that it was fed at, vLLM and SGLang all of it by one table, and
+    not every release by the same one: no text has one answer.
     """
-    length = int(positions.max()) + 1 if rope.kind == "dynamic" and len(positions) else 0
-    frequencies, factor = inverse_frequencies(rope, head_dim, length)
+    if rope.kind == "dynamic" and len(positions):
+        reached, trained = int(positions.max()) + 1, dict(rope.scaling)["max_position_embeddings"]
+        if reached > trained:
+            raise BadInput(
+                f"a text with its chains reaches {reached} positions, but behind {trained} the "
+                "drafter's dynamic rope scaling depends on how a text is fed and on the engine; leave "
+                "longer texts out, or state in config.json the rope that is served"
+            )
+    frequencies, factor = inverse_frequencies(rope, head_dim)
     angles = positions.float()[:, None] * frequencies.to(positions.device)[None, :]
     angles = torch.cat([angles, angles], -1)
     return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
@@ -34,14 +44,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([-second, first], -1) * sin
 
 
-def inverse_frequencies(rope: Rope, head_dim: int, length: int = 0) -> tuple[Tensor, float]:
+def inverse_frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
     """Frequencies [head_dim / 2] in float32, and the factor on cos and sin.
 
-    `length` is the text's length so far, which matters to dynamic scaling alone.
+    Those of dynamic scaling are the plain ones, which hold up to the trained length.
     """
     scaling = dict(rope.scaling)
-    if rope.kind == "dynamic":
-        return plain(dynamic_theta(rope.theta, scaling, head_dim, length), head_dim), 1.0
     if rope.kind == "yarn":
         return yarn(rope.theta, scaling, head_dim), yarn_factor(scaling)
     frequencies = plain(rope.theta, head_dim)
@@ -49,7 +57,7 @@ def inverse_frequencies(rope: Rope, head_dim: int, length: int = 0) -> tuple[Ten
         frequencies = frequencies / scaling["factor"]
     elif rope.kind == "llama3":
         frequencies = llama3(frequencies, scaling)
-    elif rope.kind != "default":
+    elif rope.kind not in ("default", "dynamic"):
         raise ValueError(f"no rotary embedding of kind '{rope.kind}'")
     return frequencies, 1.0
 
@@ -58,13 +66,6 @@ def plain(theta: float, head_dim: int) -> Tensor:
     """theta^(-2i/d) for i = 0 … d/2 - 1."""
     even: Tensor = torch.arange(0, head_dim, 2, dtype=torch.float32)
     return 1.0 / (theta ** (even / head_dim))
-
-
-def dynamic_theta(theta: float, scaling: dict[str, Any], head_dim: int, length: int) -> float:
-    """The base that NTK scaling takes for a text of `length`; below the trained length, theta."""
-    trained, factor = scaling["max_position_embeddings"], scaling["factor"]
-    growth = factor * max(length, trained) / trained - (factor - 1)
-    return float(theta * growth ** (head_dim / (head_dim - 2)))
 
 
 def llama3(frequencies: Tensor, scaling: dict[str, Any]) -> Tensor:

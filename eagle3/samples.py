@@ -17,6 +17,7 @@ from torch import Tensor
 from eagle3.data import CAPTURE_FILE, LAYOUTS
 from eagle3.data.form import DataForm, RawSample
 from eagle3.errors import BadInput
+from eagle3.metrics import scored_rows
 
 LEAST = 3  # tokens; a drafted token stands two behind the state it is drafted from
 
@@ -32,7 +33,7 @@ class Sample:
         int, Tensor
     ]  # canonical k → [T, H] float32; slots before the norm that are declared
     target_argmax: Tensor | None  # [T] int64
-    teacher: Tensor | None = None  # [T, H] float32, the slot that the trainer takes as teacher
+    teacher: Tensor  # [T, H] float32, the slot that the trainer takes as teacher
     teacher_normed: bool = False  # whether that is behind the target's final norm
     stored: tuple[Tensor, ...] = ()  # every slot in order, [T, H] as stored, on the CPU
     padding: int = 0  # rows that were cut off the end, since all states were zero there
@@ -263,14 +264,21 @@ def check_tokens(raw: RawSample, vocab: int) -> None:
             )
     if not raw.loss_mask.any():
         raise BadInput(f"{raw.path}: loss_mask is empty, so no position can be scored")
+    if not len(scored_rows(raw.loss_mask)):
+        raise BadInput(
+            f"{raw.path}: loss_mask has no two neighbouring positions behind the first, so nothing can "
+            "be scored: a drafted token counts where the target wrote it and the one before it"
+        )
 
 
 def check_finite(h: Tensor, where: str) -> None:
-    """Raises BadInput where a state [T, H] holds NaN or infinity."""
-    if torch.stack(h.aminmax()).isfinite().all():
+    """Raises BadInput where a state [T, H] holds NaN or infinity once it is read as float32."""
+    if torch.stack(h.aminmax()).float().isfinite().all():
         return
-    bad = ~torch.isfinite(h).all(1)
+    bad = ~h.float().isfinite().all(1)
     hint = ""
+    if h.dtype is torch.float64 and h.isfinite().all():
+        hint = "; it is stored as float64, but read as float32, which ends at 3.4e38"
     if h.dtype is torch.float16 and not h.isnan().any():
         hint = "; float16 ends at 65504, which late states pass: capture them in bfloat16"
     raise BadInput(

@@ -51,6 +51,13 @@ class Residual(str, Enum):
     normed = "normed"  # hidden_norm of it
 
 
+class Window(str, Enum):
+    """How far back the drafter's attention reaches."""
+
+    declared = "declared"  # what the checkpoint says it was trained with
+    none = "none"  # over the whole text, whatever the checkpoint says: what SGLang does unasked
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wiring:
     """One way to connect a drafter; `layers` means nothing without `convention`."""
@@ -62,6 +69,7 @@ class Wiring:
     embedding: Embedding = Embedding.target
     head: Head = Head.own
     residual: Residual = Residual.declared
+    window: Window = Window.declared
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Wiring:
@@ -79,6 +87,7 @@ class Wiring:
                 # Requests that were written before these switches were do not name them.
                 head=Head(raw.get("head", Head.own.value)),
                 residual=Residual(raw.get("residual", Residual.declared.value)),
+                window=Window(raw.get("window", Window.declared.value)),
             )
         except KeyError as error:
             raise BadInput(f"wiring.{error.args[0]} is missing") from error
@@ -99,4 +108,21 @@ class Wiring:
             "embedding": self.embedding.value,
             "head": self.head.value,
             "residual": self.residual.value,
+            "window": self.window.value,
         }
+
+    def untrained(self) -> list[str]:
+        """The switches that no trainer has so, as they would be written."""
+        usual = {
+            "d2t": D2T.offset,
+            "decoder_layer": DecoderLayer.included,
+            "head": Head.own,
+            "residual": Residual.declared,
+            "window": Window.declared,
+        }
+        set_so = {name: getattr(self, name) for name in usual}
+        return [
+            f"wiring.{name}={value.value}"
+            for name, value in set_so.items()
+            if value is not usual[name]
+        ]

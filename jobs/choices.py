@@ -15,6 +15,7 @@ from eagle3.samples import LeftOut, read_samples
 from eagle3.target import load_target_parts
 from jobs.events import Events
 from jobs.files import made_whole, write_json_atomic
+from jobs.inputs import check_captured
 
 
 @torch.no_grad()
@@ -35,7 +36,10 @@ def choose(model: Any, folder: Path, case: Mapping[str, Any], events: Events) ->
         hidden=target.hidden,
         num_layers=target.num_layers,
     )
+    check_captured(form.folder, target)
     events.note(f"data {form.folder}: layout {form.layout}, since {form.why}")
+    kind = str(model.dtype).removeprefix("torch.")
+    events.note(f"the target is run in {kind}; in another type near ties fall otherwise (job.dtype)")
     left_out = LeftOut()
     samples = read_samples(
         form, vocab=target.vocab, hidden=target.hidden, damaged=data["damaged"], left_out=left_out
@@ -58,7 +62,7 @@ def choose(model: Any, folder: Path, case: Mapping[str, Any], events: Events) ->
             "samples": texts,
             "positions": positions,
             "positions_following_argmax": following,
-            "dtype": str(model.dtype).removeprefix("torch."),
+            "dtype": kind,
         }
         write_json_atomic(temporary / ABOUT, summary)
     events.note(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from eagle3 import trainer_metrics
 from eagle3.chain import draft_chains
 from eagle3.checkpoint import DrafterCheckpoint, load_drafter
 from eagle3.connect import Connected, check_fit, connect
-from eagle3.data import find_data, read_capture
-from eagle3.data.argmax import with_argmax
+from eagle3.data import find_data
+from eagle3.data.argmax import check_argmax, with_argmax
 from eagle3.data.form import DataForm
+from eagle3.doctor.findings import Finding
 from eagle3.errors import BadInput
 from eagle3.metrics import (
     Count,
@@ -36,10 +37,19 @@ from eagle3.samples import LeftOut, Sample, check_stored, read_samples
 from eagle3.target import TargetParts, load_target_parts
 from eagle3.trainer_metrics.tally import Tally
 from eagle3.tree import check_sizes, count_trees, draft_trees, judge_trees
-from eagle3.truths import AGREEMENT, count_truths, gap_notes, reference_of, truths_of
+from eagle3.truths import (
+    AGREEMENT,
+    count_truths,
+    embedding_findings,
+    embedding_rows,
+    reference_of,
+    teacher_findings,
+    truths_of,
+    why_no_teacher,
+)
 from eagle3.wiring import Wiring
 from jobs.events import Events
-from jobs.inputs import capture_missing_data, pick_device, target_folder
+from jobs.inputs import capture_missing_data, check_captured, pick_device, target_folder
 
 OURS = "ours"
 Figure = Rate | trainer_metrics.Figure
@@ -62,12 +72,7 @@ def open_job(request: Mapping[str, Any], events: Events) -> DrafterTest:
         hidden=target.hidden,
         num_layers=target.num_layers,
     )
-    captured = read_capture(form.folder)
-    if captured and captured.get("target") not in (None, target.fingerprint):
-        raise BadInput(
-            f"{form.folder} was captured from another target ({captured['target'][:19]}…) than "
-            f"{inputs['target']['path']} ({target.fingerprint[:19]}…); capture it again"
-        )
+    check_captured(form.folder, target)
     events.note(f"data {form.folder}: layout {form.layout}, since {form.why}")
     for note in (*drafter.notes, *form.notes):
         events.note(note)
@@ -83,6 +88,7 @@ class Counts:
     truths: list[dict[str, Count]] = field(default_factory=list)
     references: set[Truth] = field(default_factory=set)
     trainers: list[dict[str, Tally]] = field(default_factory=list)
+    embedding: list[Count] = field(default_factory=list)  # of rows declared to be state 0
 
 
 class DrafterTest:
@@ -113,10 +119,20 @@ class DrafterTest:
         data = request["inputs"]["data"]
         self.damaged = data.get("damaged", "fail")
         self.argmax = Path(data["target_argmax"]) if data.get("target_argmax") else None
+        if self.argmax is not None:
+            check_argmax(self.argmax, target.fingerprint)
+        self.no_teacher = why_no_teacher(target, form.slots[form.teacher].normed)
+        if self.no_teacher and (self.trainers or self.truth is Truth.stored_teacher):
+            raise BadInput(f"the stored teacher's choices cannot be had: {self.no_teacher}")
 
     def run_case(self, case: Mapping[str, Any]) -> dict[str, Any]:
         """Metrics, curves, counts a sample, the resolved wiring and fingerprints of one wiring."""
         wiring = Wiring.parse(case["wiring"])
+        if self.trainers and (switches := wiring.untrained()):
+            raise BadInput(
+                f"the figures of {' and '.join(self.trainers)} are of a drafter as it was trained; "
+                f"leave them out with {', '.join(switches)}"
+            )
         tied = connect(self.checkpoint, self.target, wiring)
         check_stored(self.form, tied.states)
         if self.tree:
@@ -125,15 +141,27 @@ class DrafterTest:
         counts, left_out, digest = Counts(), LeftOut(), hashlib.sha256()
         for sample in self.samples(left_out):
             digest.update(sample_digest(sample))
+            counts.embedding.append(embedding_rows(sample, self.target))
             self.score(tied, sample, counts)
             self.events.progress("score", len(counts.paths), total)
-        metrics, curves, notes = self.figures(counts)
+        metrics, curves, findings, notes = self.figures(counts)
+        said = [
+            *left_out.notes(),
+            *vocabulary_notes(tied),
+            *tied.notes,
+            *self.wiring_notes(tied),
+            *notes,
+        ]
+        for note in said:
+            self.events.note(note)
+        said += self.trainers_notes()
         return {
             "metrics": {name: figure.plain() for name, figure in metrics.items()},
             "curves": {
                 name: [{"step": step, **figure.plain()} for step, figure in points]
                 for name, points in curves.items()
             },
+            "findings": [asdict(finding) for finding in findings],
             "samples": sample_counts(counts),
             "wiring": {
                 **wiring.plain(),
@@ -147,13 +175,7 @@ class DrafterTest:
                 "drafter": self.checkpoint.fingerprint,
                 "data": f"sha256:{digest.hexdigest()}",
             },
-            "notes": [
-                *self.checkpoint.notes,
-                *self.form.notes,
-                *left_out.notes(),
-                *vocabulary_notes(tied),
-                *notes,
-            ],
+            "notes": [*self.checkpoint.notes, *self.form.notes, *said],
         }
 
     def samples(self, left_out: LeftOut) -> Iterator[Sample]:
@@ -173,14 +195,19 @@ class DrafterTest:
 
     def score(self, tied: Connected, sample: Sample, counts: Counts) -> None:
         """Add one text's raw counts."""
-        truths = truths_of(sample, self.target)
-        if self.truth not in truths:
-            truth_tokens(sample.input_ids, None, self.truth, str(sample.path))  # says what lacks
         rows = scored_rows(sample.loss_mask)
         if not len(rows):
             raise BadInput(
                 f"{sample.path}: loss_mask has no two neighbouring positions, so nothing can be scored"
             )
+        truths = truths_of(
+            sample,
+            rows,
+            teacher=None if self.no_teacher else self.target,
+            steps=self.steps if self.truth is Truth.stored_teacher else 1,
+        )
+        if self.truth not in truths:
+            truth_tokens(sample.input_ids, None, self.truth, str(sample.path))  # says what lacks
         ids, aux, mask = sample.input_ids, sample.aux(tied.states), sample.loss_mask
         t2d = tied.drafter.t2d
         drafted = draft_chains(
@@ -213,7 +240,7 @@ class DrafterTest:
             found |= count_trees(judge_trees(trees, rows, ids, mask, truths[self.truth], t2d))
         counts.paths.append(sample.path)
         counts.chains.append(found)
-        counts.truths.append(count_truths(drafted[:, 0], rows, mask, truths))
+        counts.truths.append(count_truths(drafted[:, 0], rows, truths))
         counts.references.add(reference_of(truths))
         if self.trainers:
             counts.trainers.append(
@@ -231,34 +258,32 @@ class DrafterTest:
 
     def figures(
         self, counts: Counts
-    ) -> tuple[dict[str, Figure], dict[str, Sequence[tuple[int, Figure]]], list[str]]:
-        """Metrics, curves and notes over all texts."""
+    ) -> tuple[
+        dict[str, Figure], dict[str, Sequence[tuple[int, Figure]]], list[Finding], list[str]
+    ]:
+        """Metrics, curves, findings and notes over all texts."""
         metrics: dict[str, Figure] = {}
         curves: dict[str, Sequence[tuple[int, Figure]]] = {}
         rates, points, notes = summarise(counts.chains, self.truth, self.steps, self.seed)
         metrics |= rates
         curves |= points
         shared = set.intersection(*(set(text) for text in counts.truths))
-        partly = sorted(set().union(*counts.truths) - shared)
+        # Where samples differ in what they hold, what rests on all of them is dropped, and named.
+        (reference, *mixed) = sorted(counts.references)
+        kept = shared - {AGREEMENT} if mixed else shared
+        partly = sorted(set().union(*counts.truths) - kept)
         if partly:
             notes.append(f"some samples lack what {', '.join(partly)} needs, so it is left out")
-        # Where samples differ in what they hold, the agreement is dropped with what it rests on.
-        (reference, *mixed) = sorted(counts.references)
-        texts = [
-            {
-                name: text[name]
-                for name in text
-                if name in shared and not (mixed and name == AGREEMENT)
-            }
-            for text in counts.truths
-        ]
+        texts = [{name: text[name] for name in text if name in kept} for text in counts.truths]
         truths, _, _ = summarise(texts, reference, self.steps, self.seed)
         metrics |= truths
         teacher = self.form.slots[self.form.teacher]
         state = "of no declared state" if teacher.state is None else f"state {teacher.state}"
-        for note in gap_notes(truths, f"{teacher.name}, {state}"):
-            self.events.note(note)
-            notes.append(note)
+        folder = str(self.form.folder)
+        findings = [
+            *embedding_findings(counts.embedding, folder),
+            *teacher_findings(truths, folder, f"{teacher.name}, {state}"),
+        ]
         if self.trainers:
             theirs, their_curves, their_notes = trainer_metrics.summarise(
                 counts.trainers, self.seed
@@ -266,10 +291,34 @@ class DrafterTest:
             metrics |= theirs
             curves |= their_curves
             notes += their_notes
-            for name in self.trainers:
-                listed = "; ".join(trainer_metrics.DIFFERENCES[name])
-                notes.append(f"{name}'s own figures differ from its log in: {listed}")
-        return metrics, curves, notes
+        return metrics, curves, findings, notes
+
+    def wiring_notes(self, tied: Connected) -> Iterator[str]:
+        """What a person may take for granted that is not so."""
+        if self.no_teacher:
+            yield f"nothing is compared with the stored teacher: {self.no_teacher}"
+        if list(tied.states) != sorted(tied.states):
+            yield (
+                f"states {', '.join(map(str, tied.states))} are fed in this order; engines feed theirs "
+                "ascending, whatever the list says"
+            )
+        if self.tree and self.tree["draft_tokens"] <= self.steps:
+            yield (
+                f"a tree of {self.tree['draft_tokens']} tokens, the root included, is never deeper than "
+                f"{self.tree['draft_tokens'] - 1} steps, however many job.steps are drafted"
+            )
+
+    def trainers_notes(self) -> list[str]:
+        """Why a trainer's own figures may still not be its log's; long, so only kept with the run."""
+        notes = []
+        for name in self.trainers:
+            listed = trainer_metrics.DIFFERENCES[name]
+            notes.append(f"{name}'s own figures differ from its log in: {'; '.join(listed)}")
+            self.events.note(
+                f"{len(listed)} differences from {name}'s own log remain; they stand under 'notes' in "
+                "the run's result.json"
+            )
+        return notes
 
 
 def vocabulary_notes(tied: Connected) -> list[str]:
@@ -301,11 +350,10 @@ def sample_counts(counts: Counts) -> list[dict[str, Any]]:
 
 
 def sample_digest(sample: Sample) -> bytes:
-    """A digest of what was scored: ids, mask, truth and the first and last row of every state."""
+    """A digest of what was scored: ids, mask, the target's choices, and every slot."""
     digest = hashlib.sha256()
     tensors = [sample.input_ids, sample.loss_mask]
     tensors += [] if sample.target_argmax is None else [sample.target_argmax]
-    tensors += [sample.states[k][row] for k in sample.states for row in (0, -1)]
-    for tensor in tensors:
+    for tensor in (*tensors, *sample.stored):
         digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.digest()

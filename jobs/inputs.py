@@ -12,6 +12,7 @@ import torch
 from eagle3.data import read_capture
 from eagle3.errors import BadInput
 from eagle3.lab.layout import lay_out
+from eagle3.target import TargetParts
 from jobs.events import Events
 
 
@@ -41,6 +42,16 @@ def capture_missing_data(data: Mapping[str, Any], events: Events) -> None:
     capture_states.open_job(request, events).run_case(case)
     if request["device"] != "cpu" and torch.cuda.is_available():
         torch.cuda.empty_cache()  # the target is gone; its memory goes back to the GPU's others
+
+
+def check_captured(data: Path, target: TargetParts) -> None:
+    """Data that says from which target it was captured must be from this one."""
+    captured = read_capture(data)
+    if captured and captured.get("target") not in (None, target.fingerprint):
+        raise BadInput(
+            f"{data} was captured from another target ({str(captured['target'])[:19]}…) than "
+            f"{target.folder} ({target.fingerprint[:19]}…); capture it again"
+        )
 
 
 def pick_device(wanted: str, events: Events) -> str:

@@ -133,6 +133,7 @@ def resolve(cfg: DictConfig, hydra: Any) -> Resolved:
         )
     parse_predictions(resolved["predict"], metrics_of(str(job)))
     check_ranges(resolved)
+    check_whose_metrics(resolved)
     check_host(resolved["host"])
     for number, word in enumerate(resolved["job"].get("args", ())):
         if SECRET_VALUE.search(word):
@@ -158,12 +159,6 @@ def check_ranges(config: Mapping[str, Any]) -> None:
         found, value = look_up(config, key)
         if found and value is not None and value < least:
             raise InputError(f"{key} is {value}, but must be at least {least}")
-    theirs = set(config["job"].get("metrics", ())) - {"ours"}
-    if theirs and config["wiring"]["decoder_layer"] == "skipped":
-        raise InputError(
-            f"job.metrics={','.join(sorted(theirs))} is of a whole drafter; leave it out where "
-            "wiring.decoder_layer=skipped"
-        )
     tree = config["job"].get("tree", {})
     if len({value is None for value in tree.values()}) > 1:
         raise InputError("a tree takes both job.tree.topk and job.tree.draft_tokens")
@@ -173,6 +168,28 @@ def check_ranges(config: Mapping[str, Any]) -> None:
             raise InputError(
                 f"{key} is {states}; it must name each canonical state once, from 0 up"
             )
+
+
+def check_whose_metrics(config: Mapping[str, Any]) -> None:
+    """A trainer's own figures are of a drafter as it was trained, and come beside ours."""
+    job = config["job"]
+    if "metrics" not in job:
+        return
+    if "ours" not in job["metrics"]:
+        raise InputError(
+            "job.metrics must hold 'ours', on which every verdict rests: job.metrics=[ours,specforge]"
+        )
+    theirs = [name for name in job["metrics"] if name != "ours"]
+    if job["ttt_steps"] is not None and not theirs:
+        raise InputError(
+            "job.ttt_steps is for a trainer's own figures: job.metrics=[ours,specforge,speculators]"
+        )
+    switches = Wiring.parse(config["wiring"]).untrained() if theirs else []
+    if switches:
+        raise InputError(
+            f"job.metrics={','.join(theirs)} is of a drafter as it was trained; leave it out with "
+            f"{', '.join(switches)}"
+        )
 
 
 def check_host(host: Mapping[str, Any]) -> None:

@@ -27,7 +27,15 @@ def explain(error: BaseException) -> str:
             f"{misplaced.group(1)}.yaml does not open with '# @package _global_', so its values land "
             "under 'experiment' and would change nothing; add that line"
         )
+    if path := re.search(r"Could not find '(drafter|target|data)/([/~][^']*)'", joined):
+        role, given = path.groups()
+        own = f"{role}=path {role}.path={given}"
+        return f"{role}={given} names no config; for a folder of your own: {own}"
     if isinstance(error, OverrideParseException):
+        key, is_setting, value = str(error.override).partition("=")
+        if is_setting and '"' not in value and "'" not in value:
+            quoted = f"'{key}=\"{value}\"'"
+            return f"{error.override!r} cannot be read; quote its value, in the shell: {quoted}"
         return (
             f"{error.override!r} cannot be read; quote a value with spaces, commas, ~ or other signs: "
             "key='a value' (and quotes of the shell's own around all of it)"

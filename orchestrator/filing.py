@@ -218,6 +218,8 @@ def _tags(
     if result is not None:
         for what, fingerprint in (result.get("fingerprints") or {}).items():
             tags[legal_name(what)] = fingerprint
+        if found := result.get("findings"):
+            tags["findings"] = "\n".join(f"{f['severity']} {f['name']}: {f['what']}" for f in found)
         if error := result.get("error"):
             tags["error"] = f"{error.get('kind')}: {error.get('message')}"
         for name, figure in (result.get("metrics") or {}).items():

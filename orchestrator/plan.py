@@ -44,6 +44,10 @@ def inputs_of(config: Mapping[str, Any]) -> dict[str, Input]:
     inputs = {"target": section_input("target", config["target"])}
     if job["name"] == "capture_states":
         inputs["out"] = Input(path=host_path("job.out", job["out"]), made=True)
+        if config["data"]["target_argmax"] is not None:
+            raise InputError(
+                "data.target_argmax is what a capture makes; it is read by job=drafter_test"
+            )
         if config["data"]["capture"] is None and config["data"]["path"] is not None:
             return {**inputs, "data": section_input("data", config["data"])}
         if job["dtype"] is not None:

@@ -116,7 +116,9 @@ def check_packages(config: Mapping[str, Any], found: Found, made: bool) -> Itera
         return
     captures = job == "capture_states" or (config["data"]["capture"] is not None and not made)
     packages = found.environment["packages"]
-    for name in ("torch", "safetensors", *(("transformers",) if captures else ())):
+    tables = config["data"]["layout"] == "speculators"  # its dataset is arrow's
+    extra = (*(("transformers",) if captures else ()), *(("pyarrow",) if tables else ()))
+    for name in ("torch", "safetensors", *extra):
         version = packages.get(name)
         said, ok = f"{name} {version}", version is not None
         if not ok:

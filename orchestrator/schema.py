@@ -16,7 +16,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
 from eagle3.layers import LayerConvention
-from eagle3.wiring import D2T, DecoderLayer, Embedding, Head, Residual
+from eagle3.wiring import D2T, DecoderLayer, Embedding, Head, Residual, Window
 from orchestrator.paths import CLONE
 
 # Hydra reads these annotations at run time: List and Optional are what OmegaConf 2.3 understands.
@@ -103,6 +103,7 @@ class WiringConfig:
     embedding: Embedding = Embedding.target
     head: Head = Head.own
     residual: Residual = Residual.declared
+    window: Window = Window.declared
 
 
 @dataclass

@@ -53,7 +53,12 @@ LABELS = {
     "teacher_next_token": "the stored teacher itself",
 }
 ORDER = tuple(LABELS)
-RARE = {"head": "own", "residual": "declared"}  # switches that are named where they are not so
+# Switches of a wiring that are named only where they are not so.
+RARE = {
+    "head": "own",
+    "residual": "declared",
+    "window": "declared",
+}
 TRAINERS = ("specforge/", "speculators/")  # curves that a training log prints, step by step
 MOST_CHANGES = 6  # another interpreter differs in hundreds of packages
 PLAIN_WIDTH = 120  # where there is no terminal to ask
@@ -193,7 +198,6 @@ class Show:
         """The table of figures and the verdict."""
         metrics = result.get("metrics") or {}
         self.slots(result.get("slots") or [])
-        self.findings(result.get("findings") or [])
         if metrics:
             truths = any(m.get("truth") for m in metrics.values())
             columns = ("", "value", "95 % interval", "counts", *(["truth"] if truths else []))
@@ -213,6 +217,7 @@ class Show:
                 if name.startswith(TRAINERS):
                     steps = "  ".join(f"{point['value']:.3f}" for point in points)
                     self.line(f"{name}, from step {points[0]['step']} on: {steps}")
+        self.findings(result.get("findings") or [])
         word = verdict["verdict"]
         self.console.print(
             f"[bold {COLOURS[word]}]{word.replace('_', ' ')}[/]  {escape(printable(verdict['reason']))}"

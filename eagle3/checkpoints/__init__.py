@@ -19,7 +19,7 @@ from typing import Any
 from eagle3.checkpoints import specforge, speculators
 from eagle3.checkpoints.agree import disagreements
 from eagle3.checkpoints.reading import Reader
-from eagle3.checkpoints.refused import other_kinds, unknown_switches
+from eagle3.checkpoints.refused import other_kinds, unknown_switches, unread_switches
 from eagle3.errors import BadInput
 from eagle3.form import DrafterForm, Setting, Shapes
 
@@ -47,6 +47,7 @@ def examine(
     reader.faults += unknown_switches(config)
     form: DrafterForm | None = LAYOUTS[name].read(reader)
     if form is not None:
+        reader.faults += unread_switches(config, reader.read, name)
         reader.faults += disagreements(form, shapes)
     return form, tuple(dict.fromkeys(reader.faults))
 

@@ -79,9 +79,11 @@ def disagreements(form: DrafterForm, shapes: Shapes | None) -> list[str]:
     if shapes is None:
         return faults
     named: dict[str, tuple[int, ...]] = {}
+    names: dict[str, str] = {}
     for name, shape in shapes.items():
-        if own_name(name) in named:
-            faults.append(f"the file holds {own_name(name)} and {name}, which are the same tensor")
+        first = names.setdefault(own_name(name), name)
+        if first != name:
+            faults.append(f"the file holds {first} and {name}, which are the same tensor")
         named[own_name(name)] = tuple(shape)
     switches = (
         ("norm_before_fc", form.norm_before_fc, r"input_norm\.weight"),
@@ -119,7 +121,7 @@ def disagreements(form: DrafterForm, shapes: Shapes | None) -> list[str]:
 def impossible_sizes(form: DrafterForm) -> list[str]:
     """Sizes of which no drafter can be built."""
     faults = []
-    if form.head_dim.value % 2:
+    if form.head_dim.value % 2 or form.head_dim.value < 2:
         faults.append(
             f"head_dim is {form.head_dim.value}, but a rotary embedding needs an even one"
         )

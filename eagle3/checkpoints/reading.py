@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from eagle3.form import Setting, Shapes
+
+LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,13 @@ class Block:
     """An object inside a config: the config itself (`prefix` empty) or a nested one."""
 
     values: Mapping[str, Any]
-    prefix: str = ""
+    prefix: str
+    read: set[str]  # the full names of all keys that were looked at, of every block
+
+    def get(self, key: str) -> Any:
+        """The value of a key, None where it is absent; the key then counts as read."""
+        self.read.add(self.name(key))
+        return self.values.get(key)
 
     def name(self, key: str) -> str:
         """The full name of a key of this block."""
@@ -31,23 +39,22 @@ class Reader:
     layout: Setting[str]
     file: str  # the config's file name, for origins
     faults: list[str] = field(default_factory=list)
+    read: set[str] = field(default_factory=set)  # full names of the keys that were looked at
 
     def block(self, key: str | None = None) -> Block:
         """The config itself, or the object at `key` (empty where it is absent or null)."""
         if key is None:
-            return Block(self.config)
+            return Block(self.config, "", self.read)
         values = self.config.get(key)
         if values is not None and not isinstance(values, Mapping):
             self.faults.append(f"'{key}' must be an object, not {values!r}")
             values = None
-        return Block(values or {}, f"{key}.")
+        return Block(values or {}, f"{key}.", self.read)
 
     def find(self, key: str, blocks: Sequence[Block]) -> tuple[Any, str] | None:
         """The value of a key and its full name; null counts as absent."""
         found = [
-            (block.values[key], block.name(key))
-            for block in blocks
-            if block.values.get(key) is not None
+            (value, block.name(key)) for block in blocks if (value := block.get(key)) is not None
         ]
         for value, name in found[1:]:
             if value != found[0][0]:
@@ -100,6 +107,18 @@ class Reader:
             return Setting(None, self.origin(name))
         return Setting(tuple(value), self.origin(name))
 
+    def layer_types(self, block: Block) -> list[str] | None:
+        """The attention of each layer by name; None where it is not stated."""
+        types = block.get("layer_types")
+        if types is None:
+            return None
+        if not isinstance(types, list) or not all(isinstance(kind, str) for kind in types):
+            self.faults.append(
+                f"'{block.name('layer_types')}' must be a list of names, not {types!r}"
+            )
+            return None
+        return types
+
     def num_aux(
         self,
         ids: Setting[tuple[int, ...] | None],
@@ -142,12 +161,13 @@ def is_integer(value: object) -> bool:
 
 def is_number(value: object) -> bool:
     """A finite number above zero, no bool."""
-    return type(value) in (int, float) and math.isfinite(value) and value > 0  # type: ignore[arg-type, operator]
+    return isinstance(value, int | float) and type(value) is not bool and 0 < value <= LARGEST
 
 
 KINDS = {
     "positive integer": is_integer,
     "positive number": is_number,
+    "whole number": lambda value: type(value) is int and value >= 0,
     "switch": lambda value: isinstance(value, bool),
     "text": lambda value: isinstance(value, str),
 }

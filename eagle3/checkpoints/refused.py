@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from eagle3.form import Shapes
 
-# Keys of config.json and its nested blocks that are read elsewhere or do not touch the forward pass
-# of an inference in float32, though their names look as if they might.
-HARMLESS = frozenset(
+# Keys that each layout reads in places of its own; anywhere else they are faults (unread_switches).
+READ_IN_PLACES = frozenset(
     {
         "attention_bias",
-        "embed_requires_grad",
+        "bias",
+        "eagle_aux_hidden_state_layer_ids",
         "fc_norm",
-        "head_dim",
+        "layer_types",
         "mlp_bias",
         "norm_before_fc",
         "norm_before_residual",
         "norm_output",
-        "bias",
-        "partial_rotary_factor",  # read with the rotary embedding
+        "num_aux_hidden_states",
+        "partial_rotary_factor",
+        "return_hidden_post_norm",
         "rms_norm_eps",
         "rope_parameters",
         "rope_scaling",
         "rope_theta",
-        "return_hidden_post_norm",
-        "tie_word_embeddings",
+        "sliding_window",
+        "use_sliding_window",
     }
 )
+# Keys that do not touch the forward pass of an inference in float32, though their names look so.
+HARMLESS = frozenset({"embed_requires_grad", "tie_word_embeddings"})
+# Keys of which one value alone is the drafter that is run here.
+SILU = ("silu", "swish")
+ONLY: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function", "act_fn"), SILU),
+    "is_causal": (True,),
+    "is_neox_style": (True,),
+}
 # Names that say what a key does to the forward pass.
 SUSPICIOUS = re.compile(
     r"norm|residual|rope|rotary|bias|multipl|softcap|logit|sink|clip|parallel|expert|lora|interleav"
-    r"|qk_|attn_temperature|scale_|_scal|quantization|compression"
+    r"|bidirectional|qk_|attn_temperature|scale_|_scal|quantization|compression"
 )
-# ModelOpt's block: what is read elsewhere, and what may stand there and be the drafter run here.
-EAGLE_READ = frozenset(
+# ModelOpt's block: what layouts may read there, and what may stand there and be the drafter run here.
+EAGLE_KNOWN = frozenset(
     {
         "eagle_aux_hidden_state_layer_ids",
         "num_aux_hidden_states",
@@ -94,26 +104,60 @@ def other_kinds(config: Mapping[str, Any], shapes: Shapes | None) -> list[str]:
 def unknown_switches(config: Mapping[str, Any]) -> list[str]:
     """Keys that change, or may change, the forward pass in a way that is not run here."""
     faults = []
-    for prefix, block in (
-        ("", config),
-        ("transformer_layer_config.", as_block(config, "transformer_layer_config")),
-    ):
-        if (act := block.get("hidden_act", "silu")) not in ("silu", "swish"):
-            faults.append(f"sets {prefix}hidden_act={act!r}; this version runs silu")
+    for prefix, block in blocks(config)[:-1]:
+        faults += [
+            f"sets {prefix}{key}={value!r}; this version runs {ONLY[key][0]}"
+            for key, value in block.items()
+            if key in ONLY and value is not None and value not in ONLY[key]
+        ]
         faults += [
             f"sets {prefix}{key}={value!r}, a switch that this version does not know; it may change "
             "the forward pass, so the drafter is not run without it"
             for key, value in block.items()
-            if SUSPICIOUS.search(key) and key not in HARMLESS and not neutral(value)
+            if SUSPICIOUS.search(key)
+            and key not in READ_IN_PLACES
+            and key not in HARMLESS
+            and not neutral(value)
         ]
     for key, value in as_block(config, "eagle_config").items():
         allowed = value == EAGLE_ALLOWED[key] if key in EAGLE_ALLOWED else neutral(value)
-        if key not in EAGLE_READ and value is not None and not allowed:
+        if key not in EAGLE_KNOWN and value is not None and not allowed:
             faults.append(
                 f"sets eagle_config.{key}={value!r}, which this version does not run; scoring the "
                 "drafter without it would give a wrong number"
             )
     return faults
+
+
+def unread_switches(config: Mapping[str, Any], read: Collection[str], layout: str) -> list[str]:
+    """Switches that stand where the layout's reader does not look: `read` are the keys it looked at.
+
+    Somebody else may read them there, so they must say nothing, or what is read elsewhere.
+    """
+    places: dict[str, list[tuple[str, Any]]] = {}
+    for prefix, block in blocks(config):
+        for key in READ_IN_PLACES & block.keys():
+            places.setdefault(key, []).append((f"{prefix}{key}", block[key]))
+    faults = []
+    for key, stated in sorted(places.items()):
+        looked_at = {name for name in read if name.rpartition(".")[2] == key}
+        elsewhere = [(name, v) for name, v in stated if name in looked_at and v is not None]
+        for name, value in stated:
+            says = bool(value) if not elsewhere else value is not None
+            if name in read or not says or any(value == v for _, v in elsewhere):
+                continue
+            there = [f"{n}={v!r}" for n, v in elsewhere] or sorted(looked_at) or ["no such switch"]
+            faults.append(
+                f"sets {name}={value!r}, which the {layout} layout does not read there (it has "
+                f"{', '.join(there)}); take it out, or state it where it is read"
+            )
+    return faults
+
+
+def blocks(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The config and its nested blocks that hold switches, each with the prefix of its names."""
+    nested = ("transformer_layer_config", "eagle_config")
+    return [("", config), *((f"{key}.", as_block(config, key)) for key in nested)]
 
 
 def as_block(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:

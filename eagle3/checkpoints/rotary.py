@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,7 +43,7 @@ def read_rope(
     }
     theta: Setting[float] | None = None
     for name, value in [
-        (block.name("rope_theta"), block.values.get("rope_theta")),
+        (block.name("rope_theta"), block.get("rope_theta")),
         *(
             (block.name(f"{key}.rope_theta"), s.pop("rope_theta", None))
             for key, s in spellings.items()
@@ -57,6 +58,11 @@ def read_rope(
         elif float(value) != theta.value:
             faults.append(f"{name}={value!r}, but {theta.origin} is {theta.value!r}")
     theta = theta or default_theta
+    outer = block.get("original_max_position_embeddings")
+    if outer is not None and not is_number(outer):
+        name = block.name("original_max_position_embeddings")
+        faults.append(f"'{name}' must be a positive number, not {outer!r}")
+        outer = None
     named = {block.name(key): plain(spelling, faults) for key, spelling in spellings.items()}
     for name, spelling in list(named.items())[1:]:
         first_name, first = next(iter(named.items()))
@@ -66,26 +72,31 @@ def read_rope(
     stated = dict(stated)
     kind = stated.pop("rope_type", "default")
     partial = [
-        block.values.get("partial_rotary_factor"),
+        block.get("partial_rotary_factor"),
         stated.pop("partial_rotary_factor", None),
     ]
     if any(value not in (None, 1, 1.0) for value in partial):
         faults.append(
             f"{name}: only a part of each head is rotated, which this version does not run"
         )
-    if kind not in REQUIRED:
+    if not isinstance(kind, str) or kind not in REQUIRED:
         faults.append(f"{name} asks for '{kind}' rope scaling, which this version does not run")
         return Setting(Rope(theta=theta.value), theta.origin)
     scaling = check_scaling(kind, stated, name, faults)
     if kind == "dynamic":
         scaling["max_position_embeddings"] = max_positions
     if kind in ("llama3", "yarn"):
-        outer = block.values.get("original_max_position_embeddings")
         inner = scaling.setdefault("original_max_position_embeddings", outer or max_positions)
         if outer is not None and outer != inner:
             faults.append(
                 f"{block.name('original_max_position_embeddings')}={outer!r}, but {name} says {inner!r}"
             )
+    if kind == "yarn" and theta.value <= 1:
+        faults.append(f"{theta.origin} is {theta.value!r}, but yarn needs a base above 1")
+    if kind == "llama3" and not scaling.get("low_freq_factor", 1) < scaling.get(
+        "high_freq_factor", math.inf
+    ):
+        faults.append(f"{name} needs a high_freq_factor above its low_freq_factor")
     rope = Rope(theta=theta.value, kind=kind, scaling=tuple(sorted(scaling.items())))
     origin = theta.origin if kind == "default" else f"{reader.origin(name)}; theta: {theta.origin}"
     return Setting(rope, origin)
@@ -93,7 +104,7 @@ def read_rope(
 
 def as_object(reader: Reader, block: Block, key: str) -> Mapping[str, Any]:
     """The object at a key; anything else is a fault."""
-    value = block.values.get(key)
+    value = block.get(key)
     if value is not None and not isinstance(value, Mapping):
         reader.faults.append(f"'{block.name(key)}' must be an object or null, not {value!r}")
         return {}
@@ -118,6 +129,7 @@ def check_scaling(
     faults += [
         f"{name} lacks '{key}', which {kind} needs" for key in REQUIRED[kind] if key not in stated
     ]
+    sound = {}
     for key, value in stated.items():
         if key not in known:
             faults.append(
@@ -126,6 +138,10 @@ def check_scaling(
         elif key == "truncate":
             if not isinstance(value, bool):
                 faults.append(f"'{name}.truncate' must be a switch, not {value!r}")
+            else:
+                sound[key] = value
         elif not is_number(value) and not (key.startswith("mscale") and value == 0):
             faults.append(f"'{name}.{key}' must be a positive number, not {value!r}")
-    return {key: value for key, value in stated.items() if key in known}
+        else:
+            sound[key] = value
+    return sound

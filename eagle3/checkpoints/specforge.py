@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from eagle3.checkpoints.reading import Reader
+from eagle3.checkpoints.reading import Block, Reader
 from eagle3.checkpoints.rotary import read_rope
 from eagle3.form import DrafterForm, Rope, Setting, Shapes
 
@@ -66,12 +66,9 @@ def read(reader: Reader) -> DrafterForm | None:
         Setting(10_000.0, "default of SpecForge, EAGLE and engines"),
     )
     check_yarn(reader, rope)
-    if top.values.get("use_sliding_window") or "sliding_attention" in (
-        top.values.get("layer_types") or ()
-    ):
-        reader.faults.append("asks for a sliding window, which SpecForge's drafters do not have")
+    check_attention(reader, top)
     head = reader.owner("lm_head.weight")
-    if head.value == "target" and top.values.get("tie_word_embeddings"):
+    if head.value == "target" and top.get("tie_word_embeddings"):
         reader.faults.append(
             "ties the head to the drafter's embedding (tie_word_embeddings), which no trainer does"
         )
@@ -109,6 +106,17 @@ def read(reader: Reader) -> DrafterForm | None:
         ),
         target_name=Setting(None, "this layout does not state it"),
     )
+
+
+def check_attention(reader: Reader, top: Block) -> None:
+    """Every layer sees the whole text; a window's width alone, as other models have it, says nothing."""
+    types = reader.layer_types(top) or []
+    for key in ("sliding_window", "max_window_layers"):
+        top.get(key)
+    if top.get("use_sliding_window") or "sliding_attention" in types:
+        reader.faults.append("asks for a sliding window, which SpecForge's drafters do not have")
+    if unknown := sorted(set(types) - {"full_attention", "sliding_attention"}):
+        reader.faults.append(f"layer_types has {', '.join(unknown)}, not run here")
 
 
 def qk_norm(reader: Reader) -> Setting[bool]:

@@ -7,6 +7,7 @@ transformers `LlamaConfig`, `Qwen3Config`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,7 +63,7 @@ def read(reader: Reader) -> DrafterForm | None:
     kind = reader.setting("model_type", [layer], Setting("qwen3", OWN), "text")
     if kind.value not in CLASSES:
         reader.faults.append(
-            f"{layer.name('model_type')}={layer.values.get('model_type')!r}; speculators' drafters "
+            f"{layer.name('model_type')}={kind.value!r}; speculators' drafters "
             f"are of {' or '.join(CLASSES)} layers"
         )
         return None
@@ -78,7 +79,8 @@ def read(reader: Reader) -> DrafterForm | None:
     target_hidden = reader.integer(
         "target_hidden_size", [top], Setting(hidden.value, f"{OWN}: hidden_size")
     )
-    ids = reader.layer_ids([top, reader.block("eagle_config")])
+    for_ids = [top, reader.block("eagle_config")]
+    ids = reader.layer_ids(for_ids)
     no_bias = Setting(False, origin)
     return DrafterForm(
         layout=reader.layout,
@@ -91,7 +93,7 @@ def read(reader: Reader) -> DrafterForm | None:
         vocab=size("vocab_size"),
         draft_vocab=draft_vocab,
         target_hidden=target_hidden,
-        num_aux=reader.num_aux(ids, [top], target_hidden.value, Setting(3, OWN)),
+        num_aux=reader.num_aux(ids, for_ids, target_hidden.value, Setting(3, OWN)),
         windows=windows(reader, layer, kind.value, num_layers.value),
         norm_eps=norm_eps,
         rope=read_rope(reader, layer, positions.value, Setting(10_000.0, origin)),
@@ -125,17 +127,16 @@ def windows(
     reader: Reader, layer: Block, kind: str, num_layers: int
 ) -> Setting[tuple[int | None, ...]]:
     """The sliding window of each layer. The trainer's default gives every layer one."""
-    values = layer.values
-    width = values.get("sliding_window", 4096 if kind == "qwen3" else None)
-    used = values.get("use_sliding_window", kind != "qwen3")
-    types = values.get("layer_types")
+    width = layer.get("sliding_window")
+    if width is None and "sliding_window" not in layer.values and kind == "qwen3":
+        width = 4096
+    stated = reader.setting("use_sliding_window", [layer], Setting(None, ""), "switch").value
+    used = stated if stated is not None else kind != "qwen3"
+    first = reader.setting("max_window_layers", [layer], Setting(28, OWN), "whole number").value
+    types = reader.layer_types(layer)
     if types is None and kind == "qwen3" and used:
-        first = values.get("max_window_layers", 28)
         types = ["full_attention"] * min(first, num_layers)
         types += ["sliding_attention"] * (num_layers - len(types))
-    if types is not None and not isinstance(types, list):
-        reader.faults.append(f"'{layer.name('layer_types')}' must be a list, not {types!r}")
-        types = None
     if types is None:
         return Setting((None,) * num_layers, f"no {layer.name('layer_types')}")
     origin = reader.origin(f"{layer.name('layer_types')}, sliding_window")
@@ -153,7 +154,7 @@ def windows(
             f"'{layer.name('sliding_window')}' must be a positive integer, not {width!r}"
         )
         width = None
-    if sliding and values.get("use_sliding_window") is False and width is not None:
+    if sliding and stated is False and width is not None:
         reader.faults.append(
             f"{layer.name('layer_types')} has sliding layers, but use_sliding_window is false"
         )
@@ -164,10 +165,10 @@ def windows(
 def convention(reader: Reader, ids: Setting[tuple[int, ...] | None]) -> Setting[str | None]:
     """What the ids mean: the trainer passes them to vLLM since 0.5, and hooked outputs before."""
     version = reader.config.get("speculators_version")
-    parts = str(version or "").split(".")
-    if ids.value is None or len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
+    numbers = re.match(r"([0-9]{1,6})\.([0-9]{1,6})(\.|$)", str(version or ""))
+    if ids.value is None or numbers is None:
         return Setting(None, "no ids" if ids.value is None else "no speculators_version")
-    old = (int(parts[0]), int(parts[1])) < (0, 5)
+    old = (int(numbers[1]), int(numbers[2])) < (0, 5)
     return Setting("output" if old else "input", f"speculators {version}")
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from eagle3.data import pt_shards, specforge, speculators, speculators_v0
+from eagle3.data import look, pt_shards, specforge, speculators, speculators_v0
 from eagle3.data.form import DataForm, RawSample, Slot
 from eagle3.errors import BadInput
 from eagle3.files import read_json
@@ -120,24 +120,17 @@ def recognise(folder: Path) -> tuple[str, str]:
 
 def seen(folder: Path) -> str:
     """What lies in a folder that no layout recognises."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = look.files_below(folder, ("",))
     if not files:
         return "it holds no files"
     for name in ("pt_shards", "specforge"):
         for path in LAYOUTS[name].files(folder)[:1]:
             try:
-                return f"{path.name} holds {', '.join(map(str, look_at(path)))}"
+                return f"{path.name} holds {', '.join(map(str, look.load_plain(path)))}"
             except BadInput as error:
                 return str(error)
     endings = Counter(path.suffix or path.name for path in files)
     return "it holds " + ", ".join(f"{n} × {ending}" for ending, n in endings.most_common(5))
-
-
-def look_at(path: Path) -> Sequence[object]:
-    """The entries of a torch file's dict."""
-    from eagle3.data.look import load_plain
-
-    return list(load_plain(path))
 
 
 def read_capture(folder: Path) -> dict[str, Any] | None:

@@ -19,10 +19,26 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle3.errors import BadInput
-from eagle3.files import first_line
+from eagle3.files import first_line, read_json
 from eagle3.samples import Sample
 
 ABOUT = "argmax.json"
+
+
+def check_argmax(folder: Path, fingerprint: str) -> None:
+    """Raises BadInput where a folder holds no choices, or those of another target."""
+    about = folder / ABOUT
+    if not about.is_file():
+        raise BadInput(
+            f"data.target_argmax={folder} holds no {ABOUT}, so nobody says whose choices these are; make "
+            "it with job=capture_states data=path"
+        )
+    made_by = read_json(about).get("target")
+    if made_by != fingerprint:
+        raise BadInput(
+            f"data.target_argmax={folder} holds the choices of another target ({str(made_by)[:19]}…) than "
+            f"this one ({fingerprint[:19]}…); make it anew with job=capture_states"
+        )
 
 
 def argmax_file(folder: Path, sample: Path, data: Path) -> Path:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,8 +15,13 @@ from torch import Tensor
 from eagle3.errors import BadInput
 from eagle3.files import load_pt
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Hashable)
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+WHOLE = (
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+)
+LOOKED_AT = 5  # files, spread evenly over a folder, by which its form is told
 
 
 def natural_key(path: Path) -> list[tuple[int, str]]:
@@ -27,14 +33,44 @@ def natural_key(path: Path) -> list[tuple[int, str]]:
 def files_below(
     folder: Path, endings: tuple[str, ...], without: Collection[str] = ()
 ) -> tuple[Path, ...]:
-    """All files below a folder whose names end so, in numeric order, but for the names `without`."""
-    found = [
-        Path(place, name)
-        for place, _, names in os.walk(folder)
-        for name in names
-        if name.endswith(endings) and name not in without
-    ]
+    """All files below a folder whose names end so, in numeric order, but for the names `without`.
+
+    Links to folders are followed; one that leads back to a folder above it adds nothing. Raises
+    BadInput where two ways lead to the same files, where a link leads nowhere, and where a folder
+    cannot be listed.
+    """
+    found: list[Path] = []
+    ways: dict[Path, Path] = {}  # a real folder → the way by which it was reached first
+    again: list[tuple[Path, Path]] = []
+    for name, below, names in os.walk(folder, followlinks=True, onerror=not_listed):
+        below.sort()
+        place = Path(name)
+        way = ways.setdefault(place.resolve(), place)
+        if way == place:
+            check_links(place, names)
+            found += [place / n for n in names if n.endswith(endings) and n not in without]
+            continue
+        below.clear()
+        if way not in place.parents:
+            again.append((way, place))
+    for way, other in again:
+        if any(path.is_relative_to(way) for path in found):
+            raise BadInput(
+                f"{way} and {other} are the same folder, so its samples would count twice; remove one"
+            )
     return tuple(sorted(found, key=lambda path: natural_key(path.relative_to(folder))))
+
+
+def not_listed(error: OSError) -> NoReturn:
+    """Raises BadInput for a folder that cannot be listed."""
+    raise BadInput(f"{error.filename} cannot be listed: {error.strerror}") from error
+
+
+def check_links(place: Path, names: Sequence[str]) -> None:
+    """Raises BadInput where a link that may have meant a folder of samples leads nowhere."""
+    for path in (place / name for name in names if "." not in name):
+        if path.is_symlink() and not path.exists():
+            raise BadInput(f"{path} is a link that leads nowhere; mend or remove it")
 
 
 def load_plain(path: Path) -> dict[str, Any]:
@@ -45,21 +81,34 @@ def load_plain(path: Path) -> dict[str, Any]:
     return raw
 
 
-def first_that(files: Sequence[Path], probe: Callable[[Path], T], folder: Path) -> tuple[Path, T]:
-    """The first file on which a probe raises no BadInput, and what it says.
+def told_by_most(files: Sequence[Path], probe: Callable[[Path], T], folder: Path) -> tuple[Path, T]:
+    """What a probe says of most of the files that are looked at, and the first of these.
 
-    A damaged file tells nothing of the others; it is named when samples are read. Raises BadInput
-    with the first file's fault where all are damaged.
+    A file of another form is damaged, and so is one on which the probe raises BadInput; it is named
+    when samples are read, not here. Raises BadInput with the first file's fault where all are damaged.
     """
+    spread = files[:: -(-len(files) // LOOKED_AT)]
+    said: dict[Path, T] = {}
     fault: BadInput | None = None
-    for path in files:
+    for place, path in enumerate(dict.fromkeys([*spread, *files])):
+        if said and place >= len(spread):
+            break
         try:
-            return path, probe(path)
+            said[path] = probe(path)
         except BadInput as error:
             fault = fault or error
-    raise BadInput(
-        f"none of the {len(files)} files of {folder} can be read; the first: {fault}"
-    ) from fault
+    if not said:
+        raise BadInput(
+            f"none of the {len(files)} files of {folder} can be read; the first: {fault}"
+        ) from fault
+    ((most, _),) = Counter(said.values()).most_common(1)
+    return next((path, most) for path, what in said.items() if what == most)
+
+
+def check_count(path: Path, stored: int, expected: int) -> None:
+    """Raises BadInput where a file stores another number of states than the data's form says."""
+    if stored != expected:
+        raise BadInput(f"{path} stores {stored} states, but the data's other files {expected}")
 
 
 def first_or_last(
@@ -89,7 +138,7 @@ def taken(raw: dict[str, Any], names: Sequence[str], path: Path) -> tuple[Any, .
 def vector(value: object, path: Path, name: str) -> Tensor:
     """Whole numbers [T] int64 from [T] or [1, T] of any width."""
     squeezed = one_text(value, path, name, 1)
-    if squeezed.is_floating_point() or squeezed.is_complex():
+    if squeezed.dtype not in WHOLE:
         raise BadInput(
             f"{path}: {name} must be whole numbers of shape [T], not {squeezed.dtype} "
             f"{list(squeezed.shape)}"
@@ -98,8 +147,12 @@ def vector(value: object, path: Path, name: str) -> Tensor:
 
 
 def mask(value: object, path: Path, name: str = "loss_mask") -> Tensor:
-    """A mask [T] bool from zeros and ones of any type; anything else in it is refused."""
+    """A mask [T] bool from zeros and ones of any real type; anything else in it is refused."""
     squeezed = one_text(value, path, name, 1)
+    if squeezed.dtype in WHOLE:
+        squeezed = squeezed.long()  # torch computes little in uint16 to uint64
+    elif squeezed.dtype not in (torch.bool, *FLOATS):
+        raise BadInput(f"{path}: {name} must be zeros and ones, not {squeezed.dtype}")
     ones = squeezed == 1
     if not (ones | (squeezed == 0)).all():
         raise BadInput(
@@ -121,9 +174,13 @@ def rows(value: object, path: Path, name: str) -> Tensor:
 
 
 def one_text(value: object, path: Path, name: str, dims: int) -> Tensor:
-    """A tensor of `dims` dimensions, a leading one of size 1 taken off."""
+    """A plain tensor of `dims` dimensions, a leading one of size 1 taken off."""
     if not isinstance(value, Tensor):
         raise BadInput(f"{path}: {name} is no tensor but {type(value).__name__}")
+    kind = odd_kind(value)
+    if kind is not None:
+        raise BadInput(f"{path}: {name} is a {kind} tensor; store it as a plain, dense one")
+    value = value.detach().resolve_neg()  # a saved parameter still asks for gradients
     squeezed = value[0] if value.dim() == dims + 1 and len(value) == 1 else value
     if squeezed.dim() != dims:
         expected = "[T]" if dims == 1 else "[T, H]"
@@ -132,6 +189,17 @@ def one_text(value: object, path: Path, name: str, dims: int) -> Tensor:
             f"{list(value.shape)}"
         )
     return squeezed
+
+
+def odd_kind(value: Tensor) -> str | None:
+    """In what a tensor is no plain one: its numbers cannot be taken row by row. None: it is plain."""
+    if value.is_nested:
+        return "nested"
+    if value.is_quantized:
+        return "quantised"
+    if value.layout is not torch.strided:
+        return str(value.layout).removeprefix("torch.")
+    return None if value.device.type == "cpu" else value.device.type
 
 
 def chunks(wide: Tensor, count: int, path: Path, name: str) -> tuple[Tensor, ...]:

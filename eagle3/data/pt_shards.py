@@ -48,7 +48,7 @@ def recognise(folder: Path, files: Sequence[Path]) -> str | None:
 def slots(folder: Path, files: Sequence[Path], hidden: int, num_layers: int) -> tuple[Slot, ...]:
     """One slot a list entry; none declared."""
     del hidden, num_layers
-    _, count = look.first_that(
+    _, count = look.told_by_most(
         files, lambda path: len(states_of(look.load_plain(path), path)), folder
     )
     return tuple(
@@ -76,10 +76,7 @@ def read(path: Path, form: DataForm) -> RawSample:
     raw = look.load_plain(path)
     ids, mask, _ = look.taken(raw, ("input_ids", "loss_mask", "hidden_states"), path)
     stored = states_of(raw, path)
-    if len(stored) != len(form.slots):
-        raise BadInput(
-            f"{path} stores {len(stored)} states, but the data's first file {len(form.slots)}"
-        )
+    look.check_count(path, len(stored), len(form.slots))
     argmax = raw.get("target_argmax")
     return RawSample(
         path=path,

@@ -28,7 +28,7 @@ def slots(
         (stored,) = look.taken(look.load_plain(path), (aux,), path)
         return look.rows(stored, path, aux).shape[1]
 
-    path, wide = look.first_that(files, width, folder)
+    path, wide = look.told_by_most(files, width, folder)
     return (
         *(
             Slot(name=name, role="aux", state=None, normed=False, origin="not declared")

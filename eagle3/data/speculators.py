@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,23 @@ STATES = "hidden_states"
 SCALES = "hidden_states_scales"
 STATE = "state.json"
 FILE = re.compile(r"hs_(\d+)\.safetensors")
+SCALED = (*look.FLOATS, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)  # with scales beside
 
 
 def files(folder: Path) -> tuple[Path, ...]:
-    """The sample files in the order of the dataset's rows."""
+    """The sample files in the order of the dataset's rows, one a row."""
     places = [p for p in (folder / STATES, folder) if p.is_dir()]
     found = {place: sorted(filter(is_sample, place.iterdir()), key=row_of) for place in places}
     if all(found.values()) and len(found) > 1:
         raise BadInput(f"{folder} holds hs_*.safetensors files both beside and in {STATES}/")
-    return tuple(path for paths in found.values() for path in paths)
+    paths = tuple(path for paths in found.values() for path in paths)
+    for one, other in pairwise(paths):
+        if row_of(one) == row_of(other):
+            raise BadInput(
+                f"{one} and {other.name} both stand for row {row_of(one)}, so it would count twice; "
+                "keep one of the two"
+            )
+    return paths
 
 
 def is_sample(path: Path) -> bool:
@@ -67,7 +76,7 @@ def recognise(folder: Path, files: Sequence[Path]) -> str | None:
 def slots(folder: Path, files: Sequence[Path], hidden: int, num_layers: int) -> tuple[Slot, ...]:
     """One slot an entry; by the layout's rule the last is the target's end."""
     del hidden
-    _, count = look.first_that(files, lambda path: load(path)[1].shape[1], folder)
+    _, count = look.told_by_most(files, lambda path: load(path)[1].shape[1], folder)
     aux = [
         Slot(name=name_of(i), role="aux", state=None, normed=False, origin="not declared")
         for i in range(count - 1)
@@ -99,10 +108,7 @@ def notes(folder: Path, files: Sequence[Path]) -> tuple[str, ...]:
 def read(path: Path, form: DataForm) -> RawSample:
     """One sample: its states, and its row of the dataset."""
     tokens, states = load(path)
-    if states.shape[1] != len(form.slots):
-        raise BadInput(
-            f"{path} stores {states.shape[1]} states, but the data's first file {len(form.slots)}"
-        )
+    look.check_count(path, states.shape[1], len(form.slots))
     ids, mask = row(path)
     if not torch.equal(tokens, ids):
         raise BadInput(
@@ -133,15 +139,30 @@ def load(path: Path) -> tuple[Tensor, Tensor]:
     except (OSError, SafetensorError) as error:
         raise BadInput(f"{path} is damaged or truncated: {first_line(error)}") from error
     tokens, states = look.taken(raw, ("token_ids", STATES), path)
-    if SCALES in raw:
-        # In bfloat16, as the trainer computes it, so that both see the same digits.
-        states = states.to(torch.bfloat16) * raw[SCALES].to(torch.bfloat16)
-    if states.dim() != 3 or states.dtype not in look.FLOATS:
+    scales = raw.get(SCALES)
+    kinds = look.FLOATS if scales is None else SCALED
+    if states.dim() != 3 or not states.shape[1] or states.dtype not in kinds:
         raise BadInput(
             f"{path}: {STATES} must be floats of shape [T, L, H], not {states.dtype} "
             f"{list(states.shape)}"
         )
+    if scales is not None:
+        states = scaled(states, scales, path)
     return look.vector(tokens, path, "token_ids"), states
+
+
+def scaled(states: Tensor, scales: Tensor, path: Path) -> Tensor:
+    """States [T, L, H] times their scales [T, 1, 1]; any of the scales' sizes may be 1."""
+    fits = scales.dim() == 3 and all(
+        size in (1, whole) for size, whole in zip(scales.shape, states.shape, strict=True)
+    )
+    if not fits or scales.dtype not in look.FLOATS:
+        raise BadInput(
+            f"{path}: {SCALES} must be floats of shape [{len(states)}, 1, 1] beside {STATES} "
+            f"{list(states.shape)}, not {scales.dtype} {list(scales.shape)}"
+        )
+    # In bfloat16, as the trainer computes it, so that both see the same digits.
+    return states.to(torch.bfloat16) * scales.to(torch.bfloat16)
 
 
 def row(path: Path) -> tuple[Tensor, Tensor]:
@@ -151,26 +172,30 @@ def row(path: Path) -> tuple[Tensor, Tensor]:
         raise BadInput(
             f"{path} stands for row {index}, but the dataset has only {table.num_rows} rows"
         )
-    lacking = {"input_ids", "loss_mask"} - set(table.column_names)
+    lacking = [name for name in ("input_ids", "loss_mask") if name not in table.column_names]
     if lacking:
-        raise BadInput(f"the dataset beside {path} lacks {', '.join(sorted(lacking))}")
-    entry = table.slice(index, 1).to_pylist()[0]
-    ids, mask = (as_tensor(entry[name], path, name) for name in ("input_ids", "loss_mask"))
-    if entry.get("seq_len", len(ids)) != len(ids):
-        raise BadInput(
-            f"{path}: the dataset's row {index} has {len(ids)} input_ids, but its seq_len says "
-            f"{entry['seq_len']}"
-        )
-    return look.vector(ids, path, "input_ids"), look.mask(mask, path)
+        raise BadInput(f"the dataset beside {path} lacks {', '.join(lacking)}")
+    ids = look.vector(cell(table, "input_ids", path), path, "input_ids")
+    mask = look.mask(cell(table, "loss_mask", path), path)
+    if "seq_len" in table.column_names:
+        says = cell(table, "seq_len", path)
+        if says.dim() or says != len(ids):
+            raise BadInput(
+                f"{path}: the dataset's row {index} has {len(ids)} input_ids, but its seq_len says "
+                f"{says.tolist()}"
+            )
+    return ids, mask
 
 
-def as_tensor(value: Any, path: Path, name: str) -> Tensor:
-    """A tensor from a dataset's list of numbers."""
+def cell(table: Any, name: str, path: Path) -> Tensor:
+    """What a dataset's column holds for a file's row, as a tensor of its numbers."""
     try:
-        return torch.tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
+        value = table.column(name)[row_of(path)].as_py()
+        return torch.tensor(value, dtype=torch.int64 if value == [] else None)
+    # NotImplementedError and KeyError are pyarrow's, of types that Python has no word for.
+    except (TypeError, ValueError, RuntimeError, OverflowError, LookupError) as error:
         raise BadInput(
-            f"{path}: {name} of the dataset's row {row_of(path)} is no list of numbers"
+            f"{path}: {name} of the dataset's row {row_of(path)} holds something else than numbers"
         ) from error
 
 
@@ -197,8 +222,12 @@ def read_table(folder: Path, stamp: int) -> Any:
             f"{folder} has text and masks in an arrow dataset; install pyarrow on the host to read it"
         ) from error
     listed = read_json(folder / STATE).get("_data_files")
-    if not isinstance(listed, list) or not all(
-        isinstance(entry, dict) and isinstance(entry.get("filename"), str) for entry in listed
+    if (
+        not isinstance(listed, list)
+        or not listed
+        or not all(
+            isinstance(entry, dict) and isinstance(entry.get("filename"), str) for entry in listed
+        )
     ):
         raise BadInput(f"{folder / STATE} does not list the dataset's files")
     tables = []
@@ -206,6 +235,11 @@ def read_table(folder: Path, stamp: int) -> Any:
         path = folder / entry["filename"]
         try:
             tables.append(pa.ipc.open_stream(pa.memory_map(str(path))).read_all())
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise BadInput(f"{path} is damaged or truncated: {first_line(error)}") from error
-    return pa.concat_tables(tables)
+    try:
+        return pa.concat_tables(tables)
+    except pa.ArrowException as error:
+        raise BadInput(
+            f"the files of the dataset {folder} do not have the same columns: {first_line(error)}"
+        ) from error

@@ -184,6 +184,14 @@ def simulated_length(tallies: Sequence[Sequence[Tally]], seed: int) -> Figure:
     if int((denominators[0] > 0).sum()) > 1:  # one text says nothing about the spread between texts
         tails = torch.tensor([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).double()
         low, high = torch.quantile(lengths(bootstrap_weights(texts, seed)), tails).tolist()
+        if value in (
+            0.0,
+            float(len(tallies)),
+        ):  # no spread to resample: the exact binomial bound a step
+            tail = (1 - CONFIDENCE) / 2
+            reach = 1 - tail ** (1 / denominators.sum(1).clamp(min=1))
+            bound = float((reach if value == 0.0 else 1 - reach).cumprod(0).sum())
+            low, high = (value, bound) if value == 0.0 else (bound, value)
     return Figure(
         value=value,
         low=min(low, value),

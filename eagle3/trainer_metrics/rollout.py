@@ -2,8 +2,9 @@
 
 Row t starts from the target's states at position t and the token x[t+1]. On step s it takes
 x[t+1+s] and its own output of step s-1, and its logits are held against the teacher's at position
-t+1+s, which are about x[t+2+s]. A served chain differs in one thing: it takes its own drafted
-tokens. So step 0 is the same, and deeper steps are the same wherever the drafts before were the
+t+1+s, which are about x[t+2+s]. A served chain differs in two things: it takes its own drafted
+tokens, and a sliding window moves on with its position, where trainers leave it at the row. So step
+0 is the same, and without windows deeper steps are the same wherever the drafts before were the
 text's.
 """
 
@@ -90,7 +91,8 @@ def forced_rollout(
                 # Trainers pad the text with token 0; no row that is scored gets so far.
                 token = torch.where(chunk + 1 + s <= last, ids[targets[:, s]], 0)
                 embedded = embedding[token].to(y.dtype)
-                y = drafter.step(embedded[None], drafter.feedback(y), chunk, cache)
+                fed = drafter.feedback(y)
+                y = drafter.step(embedded[None], fed, chunk, cache, window_from_row=True)
             scores = drafter.logits(y[0], head)
             drafted.append(scores.argmax(-1))
             both = torch.minimum(probabilities[index[:, s]], scores.float().softmax(-1))

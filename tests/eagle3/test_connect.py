@@ -15,7 +15,7 @@ from eagle3.connect import connect
 from eagle3.errors import BadInput
 from eagle3.layers import LayerConvention
 from eagle3.target import TargetParts, load_target_parts
-from eagle3.wiring import D2T, Embedding, Head, Residual, Wiring
+from eagle3.wiring import D2T, Embedding, Head, Residual, Window, Wiring
 from tests.eagle3.small import SHAPE, write_tensors
 
 WIRING = Wiring(layers=(-1, 2, 4), convention=LayerConvention.output, embedding=Embedding.own)
@@ -129,3 +129,30 @@ def test_another_models_drafter_is_refused(checkpoint: DrafterCheckpoint, tmp_pa
     other = target_of(tmp_path / "other", SHAPE.target_hidden, vocab=60)
     with pytest.raises(BadInput, match="vocabulary 50 and hidden size 20, but this target has 60"):
         connect(checkpoint, other, WIRING)
+
+
+def test_windows_are_the_checkpoints_unless_the_wiring_takes_them_away(
+    checkpoint: DrafterCheckpoint, target: TargetParts
+) -> None:
+    trained = replace(checkpoint, drafter=checkpoint.drafter.rewired(windows=(2,)))
+    kept = connect(trained, target, WIRING).drafter
+    without = connect(trained, target, replace(WIRING, window=Window.none)).drafter
+    assert kept.shape.windows == (2,)
+    assert without.shape.windows == ()
+    g, embedded = torch.randn(1, 5, SHAPE.hidden), torch.randn(1, 5, SHAPE.hidden)
+    rows = torch.arange(5)
+    assert not torch.allclose(kept.step(embedded, g, rows, []), without.step(embedded, g, rows, []))
+
+
+def test_an_own_table_that_is_left_unread_is_said(
+    checkpoint: DrafterCheckpoint, target: TargetParts
+) -> None:
+    drafter = checkpoint.drafter.rewired()
+    drafter.shape = replace(SHAPE, target_hidden=SHAPE.hidden)
+    wide = target_of(target.folder.parent / "wide", SHAPE.hidden)
+    theirs = replace(WIRING, embedding=Embedding.target)
+    (note,) = connect(replace(checkpoint, drafter=drafter), wide, theirs).notes
+    assert "left unread" in note
+    same = replace(checkpoint, drafter=drafter, embedding=wide.embedding.clone())
+    assert connect(same, wide, theirs).notes == ()
+    assert connect(replace(checkpoint, drafter=drafter), wide, WIRING).notes == ()

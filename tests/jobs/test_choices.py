@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from eagle3.data import find_data
-from eagle3.data.argmax import argmax_file, with_argmax
+from eagle3.data.argmax import ABOUT, argmax_file, check_argmax, with_argmax
 from eagle3.errors import BadInput
 from eagle3.samples import Sample, read_samples
+from eagle3.target import load_target_parts
 from jobs.capture_states import open_job
 from jobs.events import Events
 
@@ -126,3 +128,32 @@ def test_nothing_is_left_of_a_dump_that_cannot_be_read(
 
 def samples_path(dump: Path, index: int) -> Path:
     return dump / f"rows_{index}-{index + 1}" / f"data_{index}.pt"
+
+
+def test_choices_are_of_one_target(target: Path, dump: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    choose(target, dump, out, tmp_path)
+    mine = load_target_parts(target).fingerprint
+    check_argmax(out, mine)
+    with pytest.raises(BadInput, match="choices of another target"):
+        check_argmax(out, "sha256:other")
+    (out / ABOUT).unlink()
+    with pytest.raises(BadInput, match=r"holds no argmax\.json"):
+        check_argmax(out, mine)
+
+
+def test_a_dump_of_another_target_is_refused(target: Path, dump: Path, tmp_path: Path) -> None:
+    said = {"states": [0, 3], "target": "sha256:other"}
+    (dump / "capture.json").write_text(json.dumps(said))
+    with pytest.raises(BadInput, match="captured from another target"):
+        choose(target, dump, tmp_path / "out", tmp_path)
+
+
+def test_choices_outside_the_vocabulary_are_refused(
+    target: Path, dump: Path, tmp_path: Path
+) -> None:
+    choose(target, dump, tmp_path / "out", tmp_path)
+    with pytest.raises(
+        BadInput, match=r"reaches from \d+ to \d+, but the target's vocabulary has 1"
+    ):
+        list(with_argmax(iter(samples(dump)), tmp_path / "out", dump, 1))

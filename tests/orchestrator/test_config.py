@@ -269,11 +269,17 @@ def test_a_tree_takes_both_of_its_sizes() -> None:
         resolved(WIRED_HERE, CONVENTION, "job.tree.topk=4")
 
 
-def test_a_trainers_figures_are_of_a_whole_drafter() -> None:
+def test_a_trainers_figures_are_of_a_drafter_as_it_was_trained() -> None:
     asked = (WIRED_HERE, CONVENTION, "job.metrics=[ours,specforge]")
     assert resolved(*asked).config["job"]["metrics"] == ["ours", "specforge"]
-    with pytest.raises(InputError, match=r"job\.metrics=specforge is of a whole drafter"):
-        resolved(*asked, "wiring.decoder_layer=skipped")
+    for switch in ("decoder_layer=skipped", "d2t=absolute", "residual=raw", "window=none"):
+        with pytest.raises(InputError, match=f"as it was trained.*wiring.{switch}"):
+            resolved(*asked, f"wiring.{switch}")
+    for metrics in ("[]", "[specforge]"):
+        with pytest.raises(InputError, match="must hold 'ours'"):
+            resolved(WIRED_HERE, CONVENTION, f"job.metrics={metrics}")
+    with pytest.raises(InputError, match=r"job\.ttt_steps is for a trainer's"):
+        resolved(WIRED_HERE, CONVENTION, "job.ttt_steps=7")
 
 
 def test_inspecting_data_takes_no_drafter_and_no_wiring() -> None:

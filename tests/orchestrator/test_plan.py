@@ -53,6 +53,11 @@ def test_a_type_that_nothing_would_read_is_refused() -> None:
         request("job=capture_states", "job.out=/data/new", "job.dtype=float32")
 
 
+def test_a_capture_makes_choices_and_reads_none() -> None:
+    with pytest.raises(InputError, match=r"data\.target_argmax is what a capture makes"):
+        request("job=capture_states", "job.out=/o", *DUMP, "data.target_argmax=/data/argmax")
+
+
 def test_inspecting_captures_missing_data_as_a_test_does(tmp_path: Path) -> None:
     inspected, scored = request("job=inspect_data"), request(*WIRED)
     assert inspected["inputs"]["data"] == scored["inputs"]["data"]
