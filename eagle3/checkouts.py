@@ -82,6 +82,7 @@ _WORDS = re.compile("|".join(sorted(FUNCTIONS | NAMES | CLASSES)))
 _LAYER = re.compile(r"(Layer|Block)$")  # a class whose methods hand the hidden states on
 # What builds and loads a model says nothing of what its layers hand on.
 _NOT_WHOLE = {"__init__", "load_weights"}
+NAMED = 4  # how many files that differ an answer names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +105,11 @@ class Checkout:
     def answer(self) -> str:
         """In one sentence."""
         if not self.releases:
+            more = len(self.differs) - NAMED
+            named = ", ".join(self.differs[:NAMED]) + (f" and {more} more" if more > 0 else "")
             return (
                 f"unknown: probe it ({self.package} captures aux states as no release of "
-                f"{self.ecosystem} that was read; {', '.join(self.differs)} differs from "
-                f"{self.nearest})"
+                f"{self.ecosystem} that was read; from {self.nearest} differs {named})"
             )
         first, last = self.releases[0], self.releases[-1]
         span = first if first == last else f"{first} to {last}"
@@ -163,7 +165,7 @@ def capture_hashes(package: Path, ecosystem: str) -> dict[str, str]:
         file = path.relative_to(package).as_posix()
         try:
             digest = capture_hash(
-                path.read_text("utf-8-sig"), whole=any(part in WHOLE for part in path.parts)
+                path.read_text("utf-8-sig"), whole=any(part in WHOLE for part in file.split("/"))
             )
         except (BadInput, OSError, UnicodeDecodeError):
             digest = "unreadable"  # no release's: it is answered that this file differs

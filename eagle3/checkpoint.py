@@ -105,7 +105,19 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in loaded.items()
     ):
         raise BadInput(f"{path} holds no state_dict (a dict of names to tensors)")
-    return dict(loaded)
+    odd = [name for name, tensor in loaded.items() if not is_plain(tensor)]
+    if odd:
+        raise BadInput(
+            f"{path}: {', '.join(odd[:3])} is sparse, nested, quantised or without numbers; only plain "
+            "tensors are read"
+        )
+    return {name: tensor.detach() for name, tensor in loaded.items()}
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor's numbers lie there one by one."""
+    plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    return plain and not (tensor.is_nested or tensor.is_quantized)
 
 
 def wrong_tensors(form: DrafterForm | None, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:

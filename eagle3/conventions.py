@@ -20,6 +20,10 @@ EMBEDDING_PATCH = (
     "the embedding capture patch: the layer loop adds hidden_states and residual, and in front of "
     "layer 0 residual is None"
 )
+COPY_PATCH = (
+    "the embedding copy patch: the layer loop keeps a copy of the embedding output, as the norm in "
+    "place behind layer 0's attention writes over it on CUDA"
+)
 KEY = "eagle_aux_hidden_state_layer_ids"
 NESTED = f"eagle_config.{KEY}"
 
@@ -83,6 +87,7 @@ class Rule:
     embedding: Reach = Reach.yes  # state 0
     last: Reach = Reach.yes  # state n, before the final norm
     patch: str | None = None  # what has to be changed where `embedding` is `patch`
+    fault: str | None = None  # why nothing of what is captured is a canonical state
     count: int | None = None  # how many ids it takes; None: any number
     lowest: int | None = None  # the lowest id that is accepted; None: not checked
     # Default states: 2, n//2 and n-3, each plus this; None: there are none, ids must be given.
@@ -115,46 +120,92 @@ def _sglang(classes: str, source: str, **changes: object) -> Rule:
         evidence=Evidence.read,
     )
     row = replace(row, **changes)  # type: ignore[arg-type]
-    return replace(row, patch=EMBEDDING_PATCH) if row.embedding is Reach.patch else row
+    if row.embedding is Reach.patch and row.patch is None:
+        row = replace(row, patch=EMBEDDING_PATCH)
+    return row
 
 
-_DEEPSEEK = (
-    "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 kimi_k25 kimi_vl glm_moe_dsa mistral_large_3 "
-    "DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM GlmMoeDsaForCausalLM "
-    "KimiK25ForConditionalGeneration MistralLarge3ForCausalLM"
-)
+_Begun = dict[str | None, str]  # by the release from which on these classes have it
+
+
+def _begun(classes: _Begun, source: str, until: str, **changes: object) -> tuple[Rule, ...]:
+    """Rows of SGLang that differ only in the release with which a class began to capture.
+
+    None: it did so in the oldest release that was read.
+    """
+    return tuple(
+        _sglang(names, source, since=since, until=until, **changes)
+        for since, names in classes.items()
+    )
+
+
+def _all(classes: _Begun) -> str:
+    return " ".join(classes.values())
+
+
+# The setter may be a class's own or an inherited one.
+_DEEPSEEK: _Begun = {
+    "0.5.5": (
+        "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 DeepseekV2ForCausalLM DeepseekV3ForCausalLM "
+        "DeepseekV32ForCausalLM"
+    ),
+    "0.5.7": "mistral_large_3 MistralLarge3ForCausalLM",
+    "0.5.9": "glm_moe_dsa GlmMoeDsaForCausalLM",
+    "0.5.10": "kimi_k25 KimiK25ForConditionalGeneration",
+}
 _GLM_LITE = "glm4_moe_lite Glm4MoeLiteForCausalLM"
-_LLAMA = (
-    "llama mistral ministral3 phi3 internlm3 LlamaForCausalLM MistralForCausalLM "
-    "Ministral3ForCausalLM Phi3ForCausalLM InternLM3ForCausalLM "
-    "apertus exaone_moe ApertusForCausalLM ExaoneMoEForCausalLM"
-)
-_LLAMA4 = (
-    "llama4 mllama4 Llama4ForCausalLM Llama4ForConditionalGeneration glm4_moe Glm4MoeForCausalLM "
-    "longcat_flash LongcatFlashForCausalLM"
-)
-_QWEN = (
-    "qwen2 qwen2_5_vl qwen3 qwen3_vl qwen3_vl_moe bailing_moe Qwen2ForCausalLM Qwen3ForCausalLM "
-    "Qwen2_5_VLForConditionalGeneration Qwen3VLForConditionalGeneration "
-    "Qwen3VLMoeForConditionalGeneration BailingMoeForCausalLM BailingMoeV2ForCausalLM"
-)
-_GEMMA = (
-    "gemma3 gemma3_causal gemma3_mm gemma4 gemma4_causal gemma4_mm Gemma3ForCausalLM "
-    "Gemma3ForConditionalGeneration Gemma4ForCausalLM Gemma4ForConditionalGeneration"
-)
-_QWEN_MOE = (
-    "qwen2_moe qwen3_moe qwen3_next qwen3_5_text mellum Qwen2MoeForCausalLM Qwen3MoeForCausalLM "
-    "Qwen3NextForCausalLM MellumForCausalLM"
+_LLAMA: _Begun = {
+    None: (
+        "llama mistral phi3 internlm3 apertus LlamaForCausalLM MistralForCausalLM Phi3ForCausalLM "
+        "InternLM3ForCausalLM ApertusForCausalLM"
+    ),
+    "0.5.7": "ministral3 Ministral3ForCausalLM",
+    "0.5.9": "exaone_moe ExaoneMoEForCausalLM",
+}
+_LLAMA4: _Begun = {
+    None: "llama4 mllama4 Llama4ForCausalLM Llama4ForConditionalGeneration",
+    "0.5.5": "glm4_moe Glm4MoeForCausalLM",
+    "0.5.6": "longcat_flash LongcatFlashForCausalLM",
+}
+_QWEN: _Begun = {
+    None: (
+        "qwen2 qwen2_5_vl qwen3 Qwen2ForCausalLM Qwen3ForCausalLM Qwen2_5_VLForConditionalGeneration"
+    ),
+    "0.5.9": "bailing_moe BailingMoeForCausalLM BailingMoeV2ForCausalLM",
+    "0.5.11": (
+        "qwen3_vl qwen3_vl_moe Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration"
+    ),
+}
+_GEMMA3 = "gemma3 gemma3_causal gemma3_mm Gemma3ForCausalLM Gemma3ForConditionalGeneration "
+_GEMMA4 = "gemma4 gemma4_causal gemma4_mm Gemma4ForCausalLM Gemma4ForConditionalGeneration"
+_GEMMA4_UNIFIED = "gemma4_unified Gemma4UnifiedForConditionalGeneration"
+_QWEN_MOE = "qwen2_moe qwen3_moe Qwen2MoeForCausalLM Qwen3MoeForCausalLM"
+_QWEN_NEXT = "qwen3_next Qwen3NextForCausalLM"
+_QWEN_3_5 = (
+    "qwen3_5 qwen3_5_text qwen3_5_moe Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM "
+    "Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration"
 )
 _FIRST_IS_1 = (
     "a list that starts with 1 is read in the convention 'output', any other in 'input' "
     "(a heuristic of sglang#25454)",
+)
+_HIGHEST_IS_N = (
+    "a list whose highest id is n is read in the convention 'input', any other in 'output' "
+    "(sglang#32334)",
 )
 _FLAGGED: dict[str, object] = {
     "wraps_below": 0,
     "unreached": Lost.refused,
     "notes": ("the layers themselves are flagged, so an id below -1 counts from the end",),
 }
+_ALONE = (
+    "only the MLP's output is kept, apart from the residual: no canonical state is captured; it needs "
+    "a patch"
+)
+_WRITTEN_OVER = (
+    "what is kept is no copy, and the norm behind attention writes over it on CUDA: no state but the "
+    "last is captured; it needs a patch"
+)
 
 # The releases whose source was read: the oldest, the newest.
 READ = {
@@ -166,9 +217,9 @@ READ = {
 }
 
 _SGLANG_ROWS = (
-    _sglang(_DEEPSEEK, "models/deepseek_v2.py", until="0.5.13"),
+    *_begun({**_DEEPSEEK, "0.5.8": _GLM_LITE}, "models/deepseek_v2.py", "0.5.13"),
     _sglang(
-        f"{_DEEPSEEK} {_GLM_LITE}",
+        f"{_all(_DEEPSEEK)} {_GLM_LITE}",
         "models/deepseek_v2.py",
         since="0.5.13",
         until="0.5.14",
@@ -176,7 +227,7 @@ _SGLANG_ROWS = (
         notes=_FIRST_IS_1,
     ),
     _sglang(
-        _DEEPSEEK,
+        _all(_DEEPSEEK),
         "models/deepseek_v2.py",
         since="0.5.14",
         until="0.5.17",
@@ -185,7 +236,7 @@ _SGLANG_ROWS = (
         notes=_FIRST_IS_1,
     ),
     _sglang(
-        _DEEPSEEK,
+        _all(_DEEPSEEK),
         "models/deepseek_v2.py",
         since="0.5.17",
         meaning=Meaning.output_if_first_is_1,
@@ -215,40 +266,95 @@ _SGLANG_ROWS = (
         "gpt_oss GptOssForCausalLM",
         "models/gpt_oss.py",
         since="0.5.17",
+        until="0.5.21",
+        meaning=Meaning.input_if_highest_is_n,
+        patch=COPY_PATCH,
+        last=Reach.yes,
+        notes=_HIGHEST_IS_N,
+    ),
+    _sglang(
+        "gpt_oss GptOssForCausalLM",
+        "models/gpt_oss.py",
+        since="0.5.21",
         meaning=Meaning.input_if_highest_is_n,
         embedding=Reach.yes,
         last=Reach.yes,
-        notes=(
-            "a list whose highest id is n is read in the convention 'input', any other in 'output' "
-            "(sglang#32334)",
-        ),
+        notes=_HIGHEST_IS_N,
     ),
-    _sglang(_LLAMA, "models/llama.py", until="0.5.22"),
-    _sglang(_LLAMA, "models/llama.py", since="0.5.22", embedding=Reach.yes),
-    _sglang(_LLAMA4, "models/llama4.py, glm4_moe.py, longcat_flash.py", until="0.5.21"),
+    *_begun(_LLAMA, "models/llama.py, apertus.py, exaone_moe.py", "0.5.22"),
     _sglang(
-        _LLAMA4,
+        _all(_LLAMA),
+        "models/llama.py, apertus.py, exaone_moe.py",
+        since="0.5.22",
+        embedding=Reach.yes,
+    ),
+    *_begun(_LLAMA4, "models/llama4.py, glm4_moe.py, longcat_flash.py", "0.5.21"),
+    _sglang(
+        _all(_LLAMA4),
         "models/llama4.py, glm4_moe.py, longcat_flash.py",
         since="0.5.21",
         embedding=Reach.yes,
     ),
-    _sglang(_QWEN, "models/qwen2.py, qwen3.py, qwen3_vl.py, bailing_moe.py", embedding=Reach.yes),
+    *_begun(
+        _QWEN,
+        "models/qwen2.py, qwen3.py, qwen3_vl.py, bailing_moe.py",
+        "0.5.21",
+        patch=COPY_PATCH,
+    ),
     _sglang(
-        _GEMMA,
-        "models/gemma3_causal.py, gemma4_causal.py",
+        _all(_QWEN),
+        "models/qwen2.py, qwen3.py, qwen3_vl.py, bailing_moe.py",
+        since="0.5.21",
+        embedding=Reach.yes,
+    ),
+    _sglang(
+        _GEMMA3,
+        "models/gemma3_causal.py",
         since="0.5.12",
+        until="0.5.17",
         embedding=Reach.yes,
         last=Reach.yes,
     ),
-    _sglang(_QWEN_MOE, "models/qwen2_moe.py", until="0.5.5", embedding=Reach.yes),
     _sglang(
-        _QWEN_MOE,
-        "models/qwen2_moe.py, qwen3_moe.py, qwen3_next.py",
-        since="0.5.5",
-        embedding=Reach.yes,
-        **_FLAGGED,
+        _GEMMA3,
+        "models/gemma3_causal.py",
+        since="0.5.17",
+        embedding=Reach.no,
+        fault=_ALONE,
     ),
-    _sglang("minimax_m2 MiniMaxM2ForCausalLM", "models/minimax_m2.py", until="0.5.11"),
+    *_begun(
+        {"0.5.12": _GEMMA4, "0.5.13": _GEMMA4_UNIFIED},
+        "models/gemma4_causal.py",
+        "0.5.22",
+        embedding=Reach.no,
+        fault=_WRITTEN_OVER,
+    ),
+    _sglang(
+        f"{_GEMMA4} {_GEMMA4_UNIFIED}",
+        "models/gemma4_causal.py",
+        since="0.5.22",
+        embedding=Reach.yes,
+        last=Reach.yes,
+    ),
+    _sglang(_QWEN_MOE, "models/qwen2_moe.py", until="0.5.5", patch=COPY_PATCH),
+    *(
+        _sglang(
+            names,
+            "models/qwen2_moe.py, qwen3_moe.py, qwen3_next.py, qwen3_5.py",
+            since=since,
+            embedding=Reach.yes,
+            **_FLAGGED,
+        )
+        for since, names in (
+            ("0.5.5", _QWEN_MOE),
+            ("0.5.9", _QWEN_NEXT),
+            ("0.5.16", "mellum MellumForCausalLM"),
+            ("0.5.22", _QWEN_3_5),
+        )
+    ),
+    _sglang(
+        "minimax_m2 MiniMaxM2ForCausalLM", "models/minimax_m2.py", since="0.5.6", until="0.5.11"
+    ),
     _sglang(
         "minimax_m2 MiniMaxM2ForCausalLM",
         "models/minimax_m2.py",
@@ -292,7 +398,10 @@ _SGLANG_ROWS = (
         "models/*.py",
         embedding=Reach.patch,
         evidence=Evidence.inferred,
-        notes=("the rule that every class but those of DeepSeek's kind and gpt_oss follows",),
+        notes=(
+            "the rule that every class but those of DeepSeek's kind and gpt_oss follows; a class "
+            "without set_eagle3_layers_to_capture, such as kimi_vl, is not served at all",
+        ),
     ),
 )
 
@@ -387,9 +496,9 @@ def _order(release: str) -> tuple[int, ...]:
 
 
 _VLLM_DEEPSEEK = (
-    "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 kimi_k25 glm_moe_dsa DeepseekV2ForCausalLM "
-    "DeepseekV3ForCausalLM DeepseekV32ForCausalLM GlmMoeDsaForCausalLM "
-    "KimiK25ForConditionalGeneration"
+    "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 kimi_k25 glm_moe_dsa mistral_large_3 "
+    "DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM GlmMoeDsaForCausalLM "
+    "KimiK25ForConditionalGeneration MistralLarge3ForCausalLM"
 )
 _VLLM_ROWS = (
     *_vllm(

@@ -224,6 +224,8 @@ def served_states(rule: Rule, ids: Sequence[int] | None, num_layers: int | None)
     if missing or rule.meaning is Meaning.derived:
         return _default_served(rule, ids, num_layers)
     assert ids is not None
+    if rule.fault:
+        return Served(states=None, problems=(rule.fault,))
     if not ids:
         return Served(states=(), problems=("the list is empty: nothing is captured",))
     states = id_states(rule, ids, num_layers)
@@ -276,6 +278,8 @@ def _default_served(rule: Rule, ids: Sequence[int] | None, num_layers: int | Non
             "give it: num_layers=N"
         )
     states = default_states(rule, num_layers)
+    if rule.fault:
+        return Served(states=None, problems=(rule.fault,))
     notes = []
     problems = []
     if rule.meaning is not Meaning.derived:
@@ -346,6 +350,8 @@ def ids_to_write(rule: Rule, states: Sequence[int], num_layers: int | None) -> W
 
 
 def _not_expressible(rule: Rule, wanted: tuple[int, ...], num_layers: int | None) -> str | None:
+    if rule.fault:
+        return rule.fault
     if rule.meaning is Meaning.derived:
         if num_layers is None:
             return "its layers follow from the target's number of layers; ids are not read"

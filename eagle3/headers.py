@@ -136,7 +136,7 @@ def _tensor(path: Path, name: str, entry: Any, base: int) -> TensorInfo:
         numbers = [*shape, start, end]
     except (TypeError, KeyError, ValueError) as error:
         raise BadInput(f"{path} is damaged: its header's entry of {name} is incomplete") from error
-    if dtype not in BITS:
+    if not isinstance(dtype, str) or dtype not in BITS:
         raise BadInput(f"{path}: {name} has the unknown number type {dtype!r}")
     if any(type(number) is not int or number < 0 for number in numbers) or end < start:
         raise BadInput(f"{path} is damaged: {name} has the shape {shape} at bytes {start} to {end}")

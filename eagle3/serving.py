@@ -23,6 +23,7 @@ class Switch:
 
     places: tuple[str, ...] = ()  # dotted paths in config.json, the first that has it counts
     default: bool = False  # the value where none has it; with no places, the value it always is
+    any_of: bool = False  # it is on where any of the places says so
 
     @property
     def honoured(self) -> bool:
@@ -31,13 +32,18 @@ class Switch:
 
     def value(self, config: Mapping[str, Any]) -> bool:
         """What the engine does for this config.json."""
-        for path in self.places:
-            found: Any = config
-            for key in path.split("."):
-                found = found.get(key) if isinstance(found, Mapping) else None
-            if found is not None:
-                return bool(found)
-        return self.default
+        said = [bool(found) for path in self.places if (found := _found(config, path)) is not None]
+        if not said:
+            return self.default
+        return any(said) if self.any_of else said[0]
+
+
+def _found(config: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path, or None."""
+    value: Any = config
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 class Unknown(str, Enum):
@@ -119,7 +125,7 @@ _SGLANG_NORMS = replace(
     max_layers=None,
     blocks=("midlayer.", "layers.0."),
     architectures=("LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"),
-    fc_norm=Switch(("fc_norm", "use_aux_norm")),
+    fc_norm=Switch(("fc_norm", "use_aux_norm"), any_of=True),
     feedback_normed=_at("norm_output"),
     num_aux=("num_aux_hidden_states", NESTED),
 )
@@ -153,7 +159,7 @@ _SGLANG_MLA_NORMS = replace(
     _SGLANG_MLA,
     since="0.5.13",
     until=None,
-    fc_norm=Switch(("fc_norm", "use_aux_norm")),
+    fc_norm=Switch(("fc_norm", "use_aux_norm"), any_of=True),
     feedback_normed=_at("norm_output"),
 )
 

@@ -185,18 +185,20 @@ def teacher_findings(where: str, form: DataForm, slots: Sequence[Judged]) -> Ite
     if reason is None:
         return
     why, evidence = reason
-    state = (
-        judged.found[0]
-        if judged.found and judged.slot.state not in judged.found
-        else judged.slot.state
-    )
-    name = "a state that nobody declares" if state is None else f"state {state}"
+    end, declared, found = judged.num_layers, judged.slot.state, judged.found
+    state = found[0] if found and declared not in found else declared
+    if state == end:  # so it is declared, and measured not to be
+        name = f"declared state {end}, but is not the target's end"
+    elif state is None:
+        name = f"a state that nobody declares and not the target's end (state {end})"
+    else:
+        name = f"state {state} and not the target's end (state {end})"
     yield Finding(
         name="wrong-teacher",
         severity="error",
         where=where,
-        what=f"{judged.slot.name}, the teacher of the trainer that reads {form.layout}, is {name} "
-        f"and not the target's end (state {judged.num_layers}): {why}",
+        what=f"{judged.slot.name}, the teacher of the trainer that reads {form.layout}, is {name}: "
+        f"{why}",
         effect="a drafter trained on it learns what the head makes of another state, and accuracy "
         "measured against it says nothing about acceptance",
         fix=(
@@ -211,14 +213,14 @@ def why_wrong_teacher(judged: Judged, slots: Sequence[Judged]) -> tuple[str, str
     """Why a teacher slot is not the target's end and how that is known; None where it may be it."""
     end, found = judged.num_layers, judged.found
     own, text = judged.agreement(Truth.target_argmax), judged.agreement(Truth.next_token)
-    figures = [
-        f"its choice through the head is {what} at {share_in_words(r)}"
-        for what, r in (("the target's own", own), ("the next token", text))
-        if r is not None
-    ]
-    said = "; ".join(figures)
+    said = ""
+    if own is not None:
+        said = f"the head makes the target's own choice of {share_in_words(own)}"
+    elif text is not None:
+        said = f"the head makes the next token of {share_in_words(text)}"
     if found and end not in found and not (judged.located and judged.located.open_end):
-        return f"it is {judged.found_in_words()}" + (f"; {said}" if said else ""), MEASURED
+        error = f"relative error {judged.located.error:.2g}" if judged.located else ""
+        return "; ".join(filter(None, (error, said))) or judged.found_in_words(), MEASURED
     if end in found:
         return None
     if judged.leads_to_choice is False:
@@ -227,7 +229,8 @@ def why_wrong_teacher(judged: Judged, slots: Sequence[Judged]) -> tuple[str, str
         for other in slots:
             if other is not judged and (better := agrees_better(other, judged)):
                 return f"{said}, and {other.slot.name} does better by {better:.1%}", MEASURED
-    if judged.slot.state not in (None, end) and judged.leads_to_choice is None:
+    # However often the head makes the target's choice of it: so it does of the state before the end.
+    if judged.slot.state not in (None, end):
         return f"{judged.slot.origin} says so" + (
             f"; {said}" if said else ""
         ), f"inferred from {judged.slot.origin}"
@@ -243,13 +246,19 @@ def agrees_better(a: Judged, b: Judged) -> float | None:
     return difference.value if difference.low > CLEARLY else None
 
 
-def undecided(form: DataForm, slots: Sequence[Judged]) -> Iterator[str]:
-    """What no measurement here can tell, in sentences."""
+def undecided(form: DataForm, slots: Sequence[Judged], *, argmax: bool) -> Iterator[str]:
+    """What no measurement here can tell, in sentences; `argmax`: the data has target_argmax."""
     judged = slots[form.teacher]
-    if judged.agreement(Truth.target_argmax) is None and judged.num_layers not in judged.found:
+    if not judged.found and not argmax:
         yield (
             "the data has no target_argmax, and agreement with the text alone does not tell the "
             "target's end from a state near it; add target_argmax with job=capture_states"
+        )
+    elif not judged.found and judged.leads_to_choice is not False:
+        yield (
+            f"how often the head makes the target's own choice does not tell the target's end (state "
+            f"{judged.num_layers}) from the state before it; job.first_layers={judged.num_layers} does, "
+            "where all layers fit in memory"
         )
     if any(s.located is None and s.slot.state != 0 for s in slots):
         yield (

@@ -70,10 +70,12 @@ def locate(slots: Sequence[Tensor], states: Sequence[Tensor]) -> Located | None:
     shifted = {}
     for shift in SHIFTS:
         parts = [relative_errors(h, made, shift) for h, made in zip(slots, states, strict=True)]
-        shifted[shift] = torch.cat(parts).nanmedian(0).values  # [K]
-    if any(errors.isnan().any() for errors in shifted.values()):
+        # Texts of one token have no row beside another position's.
+        if len(rows := torch.cat(parts)):
+            shifted[shift] = rows.nanmedian(0).values  # [K]
+    if not shifted or any(errors.isnan().any() for errors in shifted.values()):
         return None
-    shift = min(SHIFTS, key=lambda s: float(shifted[s].min()))
+    shift = min(shifted, key=lambda s: float(shifted[s].min()))
     errors = shifted[shift]
     nearest = int(errors.argmin())
     apart = torch.cat([distances(made, nearest) for made in states]).nanmedian(0).values  # [K]

@@ -3,6 +3,9 @@
 verified      a measurement of its own says that the slot is what is declared
 contradicted  a measurement says that it is not
 as declared   nothing at hand can tell; the sentence says why
+
+That the head makes the target's own choice of a slot verifies nothing: of the state before the end it
+makes nearly the same. Only a slot of which it makes another choice is told apart by it.
 """
 
 from __future__ import annotations
@@ -60,7 +63,9 @@ class Judged:
 
     @property
     def is_embedding(self) -> bool:
-        """Whether the rows are those of the embedding table, or √H times those, as Gemma has it."""
+        """Whether the rows are the embedding output's, or √H times the table's, as Gemma has it."""
+        if self.located and 0 not in self.located.states:
+            return False  # the target's own state 0 is another
         if max(m.share("close") for m in self.figures.matches.values()) >= MOSTLY:
             return True
         factor = self.embedding_factor
@@ -103,11 +108,14 @@ class Judged:
 
     @property
     def leads_to_choice(self) -> bool | None:
-        """Whether the head makes the target's own choice of the slot; None: cannot be told."""
+        """Whether the head makes the target's own choice of the slot; None: cannot be told.
+
+        Either way the whole interval lies on one side.
+        """
         own = self.agreement(Truth.target_argmax)
-        if own is None or (own.value < END <= own.high):
+        if own is None or own.low < END <= own.high:
             return None
-        return own.value >= END
+        return own.low >= END
 
     def state(self) -> tuple[str, str]:
         """Verdict on the declared state and why, in words."""
@@ -122,7 +130,7 @@ class Judged:
         if declared is None:
             return AS_DECLARED, "no state is declared, and none could be told"
         if declared == 0 and self.figures.matches[0].rows:
-            return CONTRADICTED, self.instead_of_embedding()
+            return self.instead_of_embedding()
         if self.located and declared <= self.located.computed:
             return self.beside_computed(self.located, declared)
         return self.by_the_end(declared)
@@ -131,37 +139,50 @@ class Judged:
         """'state 3', with the measure."""
         parts = []
         if self.is_embedding:
-            match = self.figures.matches[self.shift]
+            match, factor = self.figures.matches[self.shift], self.embedding_factor
             parts.append(
                 f"the embedding output ({match.exact} of {match.rows} rows are the token's exactly, "
                 f"{match.close} within 1 %)"
+                if match.share("close") >= MOSTLY or factor is None
+                else f"the embedding output (its rows times {factor:.4g}, the root of their width)"
             )
         if located := self.located if self.located and self.located.found else None:
             margin = (
                 ""
                 if located.margin is None
-                else f", the next state that differs {located.margin:.2g}"
+                else f", the next state that differs {located.margin:.2g} away"
             )
             parts.append(
-                f"{states_in_words(located.states)} of those that the target makes (relative error "
-                f"{located.error:.2g}{margin} away)"
+                f"{states_in_words(located.states)} (relative error {located.error:.2g}{margin})"
             )
         return " and ".join(parts)
 
-    def instead_of_embedding(self) -> str:
-        """What a slot is that is declared the embedding output and is not."""
+    def instead_of_embedding(self) -> tuple[str, str]:
+        """The verdict on a slot that is declared the embedding output and was not found to be it."""
         match = self.figures.matches[0]
         if self.embedding_factor is not None:
-            return f"its rows are the embedding's times {self.embedding_factor:.4g}"
+            times = f"its rows are the embedding's times {self.embedding_factor:.4g}"
+            if self.located is None:
+                return AS_DECLARED, (
+                    f"{times}, a constant factor of the embedding, which no layers that were run show "
+                    "to be the target's or not"
+                )
+            return CONTRADICTED, f"{times}, which is not the state 0 that the target makes"
         if match.share("input_normed") >= MOSTLY:
-            return "its rows are the embedding's behind the first layer's input norm"
+            return CONTRADICTED, "its rows are the embedding's behind the first layer's input norm"
         if match.share("aligned") >= MOSTLY:
-            return "its rows are the embedding's behind a norm"
-        return f"only {match.share('close'):.1%} of its rows are those of the embedding"
+            return CONTRADICTED, "its rows are the embedding's behind a norm"
+        share = match.share("close")
+        return CONTRADICTED, f"only {share:.1%} of its rows are those of the embedding"
 
     def beside_computed(self, located: Located, declared: int) -> tuple[str, str]:
         """The verdict where the target made the declared state, but the slot was not found."""
         error = located.errors[declared]
+        if self.data_shift:
+            return AS_DECLARED, (
+                "the states are shifted against the ids, so that the target's layers, run over these "
+                "ids, make others"
+            )
         if declared in located.states:
             return AS_DECLARED, (
                 f"it is one of {states_in_words(located.states)}, which lie too near to each other "
@@ -178,7 +199,7 @@ class Judged:
         )
 
     def by_the_end(self, declared: int) -> tuple[str, str]:
-        """The verdict on a state that was not computed: only the last shows in its choices."""
+        """The verdict on a state that was not computed: its choices may show that it is not the last."""
         beyond = ""
         if self.located:
             beyond = f"; it is none of states 0 to {self.located.computed}"
@@ -186,11 +207,15 @@ class Judged:
         if declared < self.num_layers:
             return AS_DECLARED, f"the layers below it were not run{beyond}"
         if own is None:
-            return AS_DECLARED, f"the data has no target_argmax to compare its choices with{beyond}"
+            return AS_DECLARED, f"nothing compares its choices with the target's own{beyond}"
         chooses = f"the head makes the target's own choice of {share_in_words(own)}"
-        if self.leads_to_choice is None:
-            return AS_DECLARED, f"{chooses}, which does not tell it from a state near the end"
-        return (VERIFIED if self.leads_to_choice else CONTRADICTED), chooses
+        if self.leads_to_choice is False:
+            return CONTRADICTED, chooses
+        if self.leads_to_choice:
+            return AS_DECLARED, (
+                f"consistent with the target's end ({chooses}), as the state before it may be{beyond}"
+            )
+        return AS_DECLARED, f"{chooses}, which does not tell it from a state near the end{beyond}"
 
     def norm(self) -> tuple[str, str]:
         """Verdict on whether the slot lies behind the final norm, and why."""
@@ -198,14 +223,19 @@ class Judged:
         if self.is_embedding or self.is_normed is None:
             return AS_DECLARED, ""
         place = "behind" if self.is_normed else "before"
-        what = f"{place} the final norm (divided by its weight, {share:.1%} of the rows have RMS 1)"
+        measured = (
+            "as the state that it was found to be"  # there is no weight of an RMSNorm to divide by
+            if share is None
+            else f"divided by its weight, {share:.1%} of the rows have RMS 1"
+        )
+        what = f"{place} the final norm ({measured})"
         return (VERIFIED if self.is_normed == self.slot.normed else CONTRADICTED), what
 
     def verdict(self) -> tuple[str, str]:
         """One verdict on the slot, and one sentence."""
         (state, what), (norm, where) = self.state(), self.norm()
         verdict = CONTRADICTED if norm == CONTRADICTED else state
-        sentence = f"{self.in_words}: {verdict}; {what}{f'; {where}' if where else ''}"
+        sentence = f"{verdict}: {self.in_words}; {what}{f'; {where}' if where else ''}"
         if self.shift:
             sentence += f"; row t belongs to position t{self.shift:+d}"
         return verdict, f"{sentence}."

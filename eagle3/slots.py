@@ -24,6 +24,14 @@ HEAD_BLOCK = 8192  # rows of the head at once: it may have more than 10⁵
 CLOSE = 0.01  # relative distance at which a row still counts as the embedding's
 ALIGNED = 0.9995  # cosine from which a row counts as a multiple of another
 UNIT = 0.02  # how far the RMS of a normed row divided by the norm's weight may be from 1
+# Where a config names the number by which the embedding's rows are multiplied in front of the first
+# layer: Granite and Falcon-H1, MiniCPM, Grok, Phi-3-small.
+SCALES = (
+    "embedding_multiplier",
+    "scale_emb",
+    "embedding_multiplier_scale",
+    "mup_embedding_multiplier",
+)
 
 
 class Spread:
@@ -85,7 +93,7 @@ class SlotFigures:
     unit: int = 0  # rows whose RMS is 1 once divided by the final norm's weight
     unit_rms: Spread = field(default_factory=Spread)
     matches: dict[int, Match] = field(default_factory=lambda: {s: Match() for s in SHIFTS})
-    factor: Spread = field(default_factory=Spread)  # slot over embedding, of aligned rows
+    factor: Spread = field(default_factory=Spread)  # slot over embedding output, of aligned rows
     # (truth, through the norm, shift) → a Count a sample
     agreements: dict[tuple[Truth, bool, int], list[Count]] = field(default_factory=dict)
     _first_row: Tensor | None = None
@@ -126,7 +134,7 @@ class SlotFigures:
     def add_matches(
         self, h: Tensor, embedded: Tensor, stored: torch.dtype, input_norm: Tensor | None
     ) -> None:
-        """Count rows of the slot [T, H] against those of the text's embedding [T, H]."""
+        """Count rows of the slot [T, H] against those of the text's embedding output [T, H]."""
         for shift, match in self.matches.items():
             ours, theirs = overlap(h, embedded, shift)
             usable = ours.isfinite().all(-1) & theirs.isfinite().all(-1) & (ours != 0).any(-1)
@@ -210,6 +218,7 @@ class SlotMeter:
         self.norm = norm
         self.input_norm = input_norm
         self.head = head
+        self.scale = embedding_scale(target.config)
 
     def add(self, sample: RawSample, where: str, *, through_head: bool) -> None:
         """Measure one sample; `where` names it in messages."""
@@ -217,6 +226,7 @@ class SlotMeter:
         ids = sample.input_ids.to(device)
         embedded = self.target.rows("embedding", ids.clamp(0, vocab - 1))
         embedded[(ids < 0) | (ids >= vocab)] = torch.nan
+        embedded *= self.scale
         factor = None if self.norm is None else self.norm.factor
         self.same = {(i, j) for i, j in self.same if torch.equal(sample.slots[i], sample.slots[j])}
         picked = []
@@ -244,6 +254,15 @@ class SlotMeter:
             if self.norm is not None:
                 made[True] = choices[len(picked) + i]
             figures.add_agreements(made, rows, ids, argmax)
+
+
+def embedding_scale(config: Mapping[str, Any]) -> float:
+    """The number by which a target multiplies its embedding's rows, as its config names it; else 1."""
+    for key in SCALES:
+        value = config.get(key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+            return float(value)
+    return 1.0
 
 
 def rms(h: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from eagle3.checkpoints.reading import is_number
 from eagle3.errors import BadInput
 from eagle3.files import first_line, read_json
 from eagle3.headers import TensorInfo, find_tensors
@@ -26,29 +27,37 @@ EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
 ROWS_AT_ONCE = 8192  # of a table that is hashed or multiplied; bounds what is copied
 # Targets whose final norm multiplies by 1 + w. Source: transformers 5.24, `1.0 + self.weight` in the
-# norm that their models end in; Gemma 3n and 4 have left it.
+# norm that their models end in; Gemma 3n and 4 have left it. A multimodal target's own type stands
+# beside its language model's: some configs nest one without a type.
 ONE_PLUS = frozenset(
     {
         "gemma",
         "gemma2",
         "gemma3",
         "gemma3_text",
+        "minimax_m3_vl",
         "minimax_m3_vl_text",
+        "muse_glimmer",
         "muse_glimmer_text",
+        "muse_spark",
         "muse_spark_text",
+        "paligemma",
         "qwen3_5",
         "qwen3_5_moe",
         "qwen3_5_moe_text",
         "qwen3_5_text",
         "qwen3_next",
+        "qwen4_exp",
         "qwen4_exp_text",
         "recurrent_gemma",
+        "shieldgemma2",
         "step3p5",
+        "step3p7",
         "vaultgemma",
     }
 )
 # Models that share embedding and head unless their config says otherwise.
-TIED_BY_DEFAULT = ("gemma", "vaultgemma")
+TIED_BY_DEFAULT = ("gemma", "paligemma", "shieldgemma2", "vaultgemma")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +121,11 @@ class TargetParts:
         blocks = [F.linear(h, rows.float()) for rows in self.head().split(ROWS_AT_ONCE)]
         scores = torch.cat(blocks, -1)
         cap = self.config.get("final_logit_softcapping")
+        if cap and not is_number(cap):
+            raise BadInput(
+                f"{self.folder / 'config.json'}: 'final_logit_softcapping' must be a positive number, "
+                f"not {cap!r}"
+            )
         return torch.tanh(scores / cap) * cap if cap else scores
 
     @cached_property
@@ -120,17 +134,23 @@ class TargetParts:
         found = find_tensors(self.folder, [name, f"{self.base}norm.bias"])
         if name not in found:
             raise BadInput(f"{self.folder} holds no {name}, the target's final norm")
-        eps = self.config.get("rms_norm_eps")
-        if len(found) > 1 or not isinstance(eps, float):
+        if len(found) > 1:
             raise BadInput(
-                f"{self.folder / 'config.json'}: the final norm is no RMSNorm ({', '.join(found)}, "
-                f"rms_norm_eps {eps}), which this version does not run"
+                f"{self.folder}: the final norm is no RMSNorm ({', '.join(found)}), which this version "
+                "does not run"
+            )
+        eps: Any = self.config.get("rms_norm_eps")
+        if not is_number(eps):
+            raise BadInput(
+                f"{self.folder / 'config.json'} states no rms_norm_eps above zero for the target's "
+                f"final norm (it has {eps!r}); write the one that the target was trained with, which "
+                "is its model class's default where the config leaves it out"
             )
         kind = str(self.config.get("model_type"))
         weight = read_tensor(found[name]).float().to(self.device)
         if weight.shape != (self.hidden,):
             raise BadInput(f"{name} is {list(weight.shape)}, expected [{self.hidden}]")
-        return FinalNorm(weight=weight, eps=eps, one_plus=kind in ONE_PLUS)
+        return FinalNorm(weight=weight, eps=float(eps), one_plus=kind in ONE_PLUS)
 
     @cached_property
     def _head(self) -> Tensor:
@@ -138,7 +158,12 @@ class TargetParts:
         for key in ("logit_scale", "logits_scaling"):
             if self.config.get(key) not in (None, 1, 1.0):
                 raise BadInput(f"{path} sets {key}, which this version's head does not run")
-        found = find_tensors(self.folder, [HEAD]).get(HEAD)
+        tied = self.config.get("tie_word_embeddings")
+        if tied is None:
+            tied = str(self.config.get("model_type")).startswith(TIED_BY_DEFAULT)
+        found = self._beside_embedding(HEAD)
+        if found is None and not tied:
+            found = find_tensors(self.folder, [HEAD]).get(HEAD)
         if found is not None:
             head = read_tensor(found)
             if head.shape != self.embedding.shape:
@@ -147,14 +172,21 @@ class TargetParts:
                     f"{list(self.embedding.shape)}"
                 )
             return head.to(self.device)
-        tied = self.config.get("tie_word_embeddings")
-        if tied is None:
-            tied = str(self.config.get("model_type")).startswith(TIED_BY_DEFAULT)
         if not tied:
             raise BadInput(
                 f"{self.folder} holds no {HEAD}, and its config.json does not tie it to the embedding"
             )
         return self.embedding
+
+    def _beside_embedding(self, suffix: str) -> TensorInfo | None:
+        """The tensor of the model that the embedding is of; others may have a head of their own."""
+        parts = self.base.split(".")[:-1]
+        for count in range(len(parts), -1, -1):
+            name = ".".join([*parts[:count], suffix])
+            found = find_tensors(self.folder, [name]).get(name)
+            if found is not None and found.name == name:
+                return found
+        return None
 
 
 def load_target_parts(folder: Path, device: str = "cpu") -> TargetParts:
@@ -164,7 +196,9 @@ def load_target_parts(folder: Path, device: str = "cpu") -> TargetParts:
     text = whole.get("text_config", whole)  # multimodal targets nest the language model
     if not isinstance(text, Mapping) or type(text.get("num_hidden_layers")) is not int:
         raise BadInput(f"{config_path} lacks 'num_hidden_layers'")
-    tied = {key: whole[key] for key in ("tie_word_embeddings",) if key in whole}
+    # What the outer config says of the whole holds where the language model's is silent.
+    outer = {key: whole.get(key) for key in ("tie_word_embeddings", "model_type")}
+    stated = {key: value for key, value in text.items() if value is not None or key not in outer}
     found = find_tensors(folder, [EMBEDDING]).get(EMBEDDING)
     if found is None:
         raise BadInput(f"{folder} holds no tensor named *.{EMBEDDING} in safetensors files")
@@ -176,7 +210,7 @@ def load_target_parts(folder: Path, device: str = "cpu") -> TargetParts:
         digest.update(rows.numpy().data)
     return TargetParts(
         folder=folder,
-        config={**tied, **text},
+        config={**outer, **stated},
         device=device,
         num_layers=text["num_hidden_layers"],
         embedding=embedding.to(device),

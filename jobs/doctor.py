@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import traceback
-from pathlib import Path
 from typing import Any
 
 from eagle3.errors import BadInput
@@ -54,18 +53,16 @@ def main(argument: str) -> str:
 def examined(asked: dict[str, Any]) -> dict[str, Any]:
     """The report on what is asked about, as plain data."""
     from eagle3.doctor.report import examine
-    from eagle3.doctor.subject import EngineAsked
+    from eagle3.doctor.subject import EngineAsked, on_host
 
     engine = asked.get("engine")
     report = examine(
-        *(there(asked.get(role)) for role in ("drafter", "target", "data")),
+        *(
+            None if asked.get(role) is None else on_host(asked[role])
+            for role in ("drafter", "target", "data")
+        ),
         engine=EngineAsked(**engine) if engine else None,
         trainer=asked.get("trainer"),
         states=asked.get("states"),
     )
     return report.plain()
-
-
-def there(path: str | None) -> Path | None:
-    """A path on this machine, `~` expanded."""
-    return None if path is None else Path(path).expanduser()

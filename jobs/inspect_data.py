@@ -27,7 +27,7 @@ from eagle3.samples import check_lengths
 from eagle3.slot_findings import findings, undecided
 from eagle3.slot_states import Located, locate
 from eagle3.slot_verdicts import MOSTLY, Judged, judge
-from eagle3.slots import SlotMeter
+from eagle3.slots import HEAD_ROWS, SlotMeter
 from eagle3.target import load_target_parts, read_tensor
 from eagle3.texts import SpecialIds, TextFigures, measured, sample_zero, special_ids
 from jobs.capture_states import load_tokenizer
@@ -93,12 +93,14 @@ class InspectData:
         kept: list[RawSample] = []
         first: dict[str, Any] = {}
         digest = hashlib.sha256()
+        has_argmax = False
         total = min(len(self.form.files), self.max_samples or len(self.form.files))
         stride = max(1, -(-total // HEAD_SAMPLES))
         for number, sample in enumerate(self.samples(damaged)):
             first = first or template(sample, tokenizer)
             digest.update(sample_digest(sample))
             texts.add(sample)
+            has_argmax = has_argmax or sample.target_argmax is not None
             meter.add(sample, short(sample.path), through_head=number % stride == 0)
             if len(kept) < TEXTS and self.can_be_run(sample):
                 kept.append(first_rows(sample))
@@ -126,7 +128,11 @@ class InspectData:
                 "target": self.target.fingerprint,
                 "data": f"sha256:{digest.hexdigest()}",
             },
-            "notes": [*notes, *undecided(self.form, slots)],
+            "notes": [
+                *notes,
+                *undecided(self.form, slots, argmax=has_argmax),
+                *left_out(slots[self.form.teacher], texts),
+            ],
         }
 
     def samples(self, damaged: list[str]) -> Iterator[RawSample]:
@@ -282,6 +288,18 @@ def teacher_metrics(teacher: Judged) -> dict[str, Any]:
     )
     rates = {name: teacher.agreement(truth) for name, truth in named}
     return {name: found.plain() for name, found in rates.items() if found is not None}
+
+
+def left_out(teacher: Judged, texts: TextFigures) -> Iterator[str]:
+    """That the teacher's rates count a part of the scored positions, where they do."""
+    counted = sum(c.denominator for c in teacher.counts(Truth.next_token, 0))
+    scored = texts.masked - texts.first_masked  # nothing stands before a first token
+    if 0 < counted < scored:
+        yield (
+            f"teacher_agreement and teacher_next_token count {counted} of {scored} scored positions "
+            f"(at most {HEAD_ROWS} a sample, of at most {HEAD_SAMPLES} samples); drafter_test counts "
+            "all, so that its figures are others"
+        )
 
 
 def template(sample: RawSample, tokenizer: Any) -> dict[str, Any]:

@@ -38,7 +38,8 @@ ABOUT = """Read headers and configs where the files are, and say what will not f
                     target's class there, such as kimi_k25; engine_checkout a folder with its source;
                     engine_flags the server's flags, as JSON or as 'num_steps=3,topk=1'
 
-Exit codes: 0 nothing found, 3 a warning or an error, 1 the host did not answer, 2 bad input."""
+Exit codes: 0 nothing found, 3 a warning or an error, 1 the host did not answer or a check broke down,
+2 bad input."""
 PATHS = ("drafter", "target", "data")
 ENGINE = ("engine_version", "engine_class", "engine_checkout", "engine_flags")
 ENGINES = ("sglang", "vllm", "tensorrt_llm", "llama_cpp")
@@ -50,7 +51,7 @@ SHIPPED = {
     ("target", "lab"): "target",
 }
 SEVERITIES = ("error", "warning", "note")
-FOUND = 3
+FOUND, BROKEN = 3, 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,9 @@ def run(arguments: list[str]) -> int:
 
 
 def exit_code(report: Mapping[str, Any]) -> int:
-    """0 where nothing is wrong; notes are nothing wrong."""
+    """0 where nothing is wrong; notes are nothing wrong; 1 where a part was not examined for a bug."""
+    if report["failed"]:
+        return BROKEN
     graves = [f for f in report["findings"] if f["severity"] in ("error", "warning")]
     return FOUND if graves else 0
 
@@ -170,26 +173,34 @@ def placed(role: str, path: str, *, remote: bool) -> str:
 
 def states_of(text: str) -> list[int]:
     """[0, 3, 31, 59] of '[0,3,31,59]' or '0,3,31,59'."""
-    try:
-        return [int(word) for word in text.strip().removeprefix("[").removesuffix("]").split(",")]
-    except ValueError:
+    inner = text.strip()
+    if inner.startswith("[") and inner.endswith("]"):
+        inner = inner[1:-1]
+    words = [word.strip() for word in inner.split(",")]
+    if not all(re.fullmatch(r"\d{1,6}", word, re.ASCII) for word in words):
         raise InputError(
             f"states={text}: give the canonical states of the data's slots in their order, such as "
-            "states=[0,3,31,59]"
-        ) from None
+            "states=[0,3,31,59]; 0 is the embedding output"
+        )
+    return [int(word) for word in words]
 
 
 def flags_of(text: str) -> dict[str, Any]:
     """Server flags from JSON, from `key=value,key=value` or as they stand on a command line."""
     text = text.strip()
-    if text.startswith("{"):
+    if text.startswith(("{", "[")):
         try:
             flags = json.loads(text)
         except ValueError as error:
             raise InputError(f"engine_flags is no JSON: {error}") from None
-        return dict(flags)
+        if not isinstance(flags, dict):
+            raise InputError(
+                f"engine_flags={text} is a list; give flags by their names, such as "
+                "num_steps=3,topk=1"
+            )
+        return flags
     try:
-        words = shlex.split(text) if "--" in text else text.split(",")
+        words = shlex.split(text) if "--" in text else re.split(r",(?![^\[]*\])", text)
     except ValueError as error:
         raise InputError(f"engine_flags cannot be split into words: {error}") from None
     flags = {}
@@ -212,7 +223,12 @@ def scalar(word: str) -> Any:
 
 def host_of(asked: Asked) -> dict[str, Any]:
     """The resolved `host` section. Hydra is asked only where a host or one of its settings is named."""
-    results = Path(asked.settings.get("results", str(CLONE / "results"))).expanduser().absolute()
+    try:
+        results = (
+            Path(asked.settings.get("results", str(CLONE / "results"))).expanduser().absolute()
+        )
+    except RuntimeError as error:
+        raise InputError(f"results={asked.settings['results']}: {error}") from error
     named = asked.settings.get("host", "local")
     if named == "local" and not asked.host and asked.config_dir is None:
         import sys
@@ -362,7 +378,10 @@ def render(show: Show, report: Mapping[str, Any], *, verbose: bool) -> None:
     for left in report["not_examined"]:
         show.line(f"not examined: {left}", style="dim")
     show.findings(report["findings"])
-    show.line(closing(report["findings"]))
+    for said in report["failed"]:
+        show.line(f"doctor failed: {said}", style="bold red")
+    if report["findings"] or not report["failed"]:
+        show.line(closing(report["findings"]))
 
 
 def detail(show: Show, report: Mapping[str, Any]) -> None:

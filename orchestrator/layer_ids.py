@@ -11,7 +11,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from eagle3.conventions import EMBEDDING_PATCH, KEY, NESTED
+from eagle3.conventions import KEY, NESTED
 from eagle3.engines import ECOSYSTEMS
 from eagle3.errors import BadInput
 from eagle3.layers import LayerConvention
@@ -169,8 +169,8 @@ def show_explained(show: Show, said: dict[str, Any]) -> None:
         cells = (name, line["releases"], line["classes"], ids, "; ".join(remark))
         table.add_row(*map(escape, cells))
     show.console.print(table)
-    if any(line["needs"] for line in said["write"]):
-        show.line(EMBEDDING_PATCH, style="dim")
+    for patch in dict.fromkeys(line["needs"] for line in said["write"] if line["needs"]):
+        show.line(patch, style="dim")
 
 
 def show_places(show: Show, said: dict[str, Any]) -> None:

@@ -278,10 +278,10 @@ def meanings_table() -> list[str]:
             rule.ecosystem,
             ", ".join(names) or ("any" if len(of_ecosystem(rule)) == 1 else "any other"),
             Span(since=rule.since, until=rule.until, where=None, written=NOTHING).releases,
-            SHORT[rule.meaning],
+            "none: needs a patch" if rule.fault else SHORT[rule.meaning],
             rule.embedding.value,
             rule.last.value,
-            default,
+            "none" if rule.fault else default,
             rule.evidence.value,
         )
         lines.append(f"| {' | '.join(cells)} |")

@@ -9,12 +9,18 @@ from eagle3.form import DrafterForm, Shapes
 # The drafter's own names are SpecForge's for the first layer and everybody's for the others.
 FIRST_LAYER = "midlayer."
 ALIAS = "layers.0."
+# What SGLang's first drafters with a norm for each chunk called fc_norm.i.
+LEGACY = {
+    f"aux_norm_{which}.weight": f"fc_norm.{i}.weight"
+    for i, which in enumerate(("low", "mid", "high"))
+}
 # What a file may hold unread: a table that old trainers saved, computed from the config by everybody.
 PASSED_OVER = re.compile(r".*rotary_emb\.inv_freq")
 
 
 def own_name(name: str) -> str:
     """A file's tensor name as the drafter's parameters are named."""
+    name = LEGACY.get(name, name)
     return FIRST_LAYER + name.removeprefix(ALIAS) if name.startswith(ALIAS) else name
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from eagle3.form import Setting, Shapes
 
 LARGEST = sys.float_info.max
+LARGEST_SIZE = 1 << 40  # no model's size is beyond it
+MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,10 @@ class Reader:
         """A positive integer."""
         return self.setting(key, blocks, default, "positive integer")
 
+    def layers(self, key: str, blocks: Sequence[Block], default: Setting[int]) -> Setting[int]:
+        """A number of layers, of which a drafter has few."""
+        return self.setting(key, blocks, default, f"number of layers from 1 to {MOST_LAYERS}")
+
     def number(self, key: str, blocks: Sequence[Block], default: Setting[float]) -> Setting[float]:
         """A positive number."""
         setting = self.setting(key, blocks, default, "positive number")
@@ -127,7 +133,7 @@ class Reader:
         default: Setting[int],
     ) -> Setting[int]:
         """A, from the ids, from its own key, else from fc's width."""
-        stated = self.integer("num_aux_hidden_states", blocks, Setting(0, ""))
+        stated = self.layers("num_aux_hidden_states", blocks, Setting(0, ""))
         if ids.value is not None:
             if stated.value not in (0, len(ids.value)):
                 self.faults.append(
@@ -155,8 +161,13 @@ class Reader:
 
 
 def is_integer(value: object) -> bool:
-    """A whole number above zero, no bool."""
-    return type(value) is int and value > 0
+    """A whole number above zero that a size may be, no bool."""
+    return type(value) is int and 0 < value < LARGEST_SIZE
+
+
+def listed_names(value: object) -> list[str]:
+    """The entries of a list as text; none where it is no list."""
+    return [str(entry) for entry in value] if isinstance(value, list) else []
 
 
 def is_number(value: object) -> bool:
@@ -166,6 +177,7 @@ def is_number(value: object) -> bool:
 
 KINDS = {
     "positive integer": is_integer,
+    f"number of layers from 1 to {MOST_LAYERS}": lambda v: is_integer(v) and v <= MOST_LAYERS,
     "positive number": is_number,
     "whole number": lambda value: type(value) is int and value >= 0,
     "switch": lambda value: isinstance(value, bool),

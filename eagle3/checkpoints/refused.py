@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from eagle3.checkpoints.reading import listed_names
 from eagle3.form import Shapes
 
 # Keys that each layout reads in places of its own; anywhere else they are faults (unread_switches).
@@ -28,6 +29,7 @@ READ_IN_PLACES = frozenset(
         "rope_scaling",
         "rope_theta",
         "sliding_window",
+        "use_aux_norm",  # SGLang's first name for fc_norm
         "use_sliding_window",
     }
 )
@@ -74,7 +76,7 @@ def other_kinds(config: Mapping[str, Any], shapes: Shapes | None) -> list[str]:
     """What a checkpoint is, where it is no EAGLE-3 drafter of the kind that is run here."""
     names = list(shapes or {})
     inner = as_block(config, "transformer_layer_config")
-    architectures = " ".join(map(str, config.get("architectures") or [])).lower()
+    architectures = " ".join(listed_names(config.get("architectures"))).lower()
     kind = config.get("speculators_model_type")
     faults = []
     if (
@@ -104,6 +106,9 @@ def other_kinds(config: Mapping[str, Any], shapes: Shapes | None) -> list[str]:
 def unknown_switches(config: Mapping[str, Any]) -> list[str]:
     """Keys that change, or may change, the forward pass in a way that is not run here."""
     faults = []
+    named = config.get("architectures")
+    if named is not None and not isinstance(named, list):
+        faults.append(f"has architectures={named!r}, which is no list of names")
     for prefix, block in blocks(config)[:-1]:
         faults += [
             f"sets {prefix}{key}={value!r}; this version runs {ONLY[key][0]}"
@@ -137,6 +142,8 @@ def unread_switches(config: Mapping[str, Any], read: Collection[str], layout: st
     places: dict[str, list[tuple[str, Any]]] = {}
     for prefix, block in blocks(config):
         for key in READ_IN_PLACES & block.keys():
+            if prefix == "eagle_config." and key not in EAGLE_KNOWN and not neutral(block[key]):
+                continue  # no layout knows it there, which is said already
             places.setdefault(key, []).append((f"{prefix}{key}", block[key]))
     faults = []
     for key, stated in sorted(places.items()):

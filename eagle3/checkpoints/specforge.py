@@ -6,10 +6,10 @@ Source: SpecForge 0.2.0 `modeling/draft/llama3_eagle.py`, SafeAILab/EAGLE `eagle
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eagle3.checkpoints.reading import Block, Reader
+from eagle3.checkpoints.reading import Block, Reader, listed_names
 from eagle3.checkpoints.rotary import read_rope
 from eagle3.form import DrafterForm, Rope, Setting, Shapes
 
@@ -47,7 +47,7 @@ def read(reader: Reader) -> DrafterForm | None:
         return None
     kv_heads = reader.integer("num_key_value_heads", [top], Setting(heads.value, LLAMA))
     head_dim = reader.integer("head_dim", [top], Setting(hidden.value // heads.value, LLAMA))
-    num_layers = reader.integer("num_hidden_layers", [top], Setting(1, "default of EAGLE"))
+    num_layers = reader.layers("num_hidden_layers", [top], Setting(1, "default of EAGLE"))
     draft_vocab = reader.integer(
         "draft_vocab_size",
         [top],
@@ -90,7 +90,7 @@ def read(reader: Reader) -> DrafterForm | None:
         max_positions=positions,
         norm_before_residual=reader.switch("norm_before_residual", both, Setting(False, NEVER)),
         norm_before_fc=reader.switch("norm_before_fc", both, Setting(False, NEVER)),
-        fc_norm=reader.switch("fc_norm", both, Setting(False, "default of SpecForge")),
+        fc_norm=fc_norm(reader, both),
         feedback_normed=reader.switch("return_hidden_post_norm", [eagle], Setting(False, NEVER)),
         # The same key means the feedback in speculators and in engines.
         head_norm=reader.switch("norm_output", [top], Setting(True, "default of SpecForge")),
@@ -119,11 +119,17 @@ def check_attention(reader: Reader, top: Block) -> None:
         reader.faults.append(f"layer_types has {', '.join(unknown)}, not run here")
 
 
+def fc_norm(reader: Reader, blocks: Sequence[Block]) -> Setting[bool]:
+    """A norm for each chunk, by its name or by the one that SGLang had for it first."""
+    setting = reader.switch("fc_norm", blocks, Setting(False, "default of SpecForge"))
+    legacy = reader.switch("use_aux_norm", blocks[:1], Setting(False, ""))
+    return legacy if legacy.value and not setting.value else setting
+
+
 def qk_norm(reader: Reader) -> Setting[bool]:
     """Qwen3 drafters have norms on q and k; nothing but the type says so."""
     kind = reader.config.get("model_type")
-    architectures = reader.config.get("architectures") or []
-    names = [str(kind), *map(str, architectures)]
+    names = [str(kind), *listed_names(reader.config.get("architectures"))]
     if any("qwen3" in name.lower() for name in names):
         return Setting(True, reader.origin("model_type, architectures"))
     return Setting(False, reader.origin("model_type") if kind else LLAMA)

@@ -73,7 +73,10 @@ def read(reader: Reader) -> DrafterForm | None:
         return reader.integer(key, [layer], Setting(defaults.get(key, default), origin))
 
     hidden, heads = size("hidden_size"), size("num_attention_heads")
-    num_layers, positions = size("num_hidden_layers"), size("max_position_embeddings")
+    positions = size("max_position_embeddings")
+    num_layers = reader.layers(
+        "num_hidden_layers", [layer], Setting(defaults["num_hidden_layers"], origin)
+    )
     norm_eps = reader.number("rms_norm_eps", [layer], Setting(1e-6, origin))
     draft_vocab = reader.integer("draft_vocab_size", [top], Setting(32_000, OWN))
     target_hidden = reader.integer(

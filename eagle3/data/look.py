@@ -193,12 +193,12 @@ def one_text(value: object, path: Path, name: str, dims: int) -> Tensor:
 
 def odd_kind(value: Tensor) -> str | None:
     """In what a tensor is no plain one: its numbers cannot be taken row by row. None: it is plain."""
+    if value.layout is not torch.strided:
+        return str(value.layout).removeprefix("torch.")
     if value.is_nested:
         return "nested"
     if value.is_quantized:
         return "quantised"
-    if value.layout is not torch.strided:
-        return str(value.layout).removeprefix("torch.")
     return None if value.device.type == "cpu" else value.device.type
 
 

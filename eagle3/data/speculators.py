@@ -235,7 +235,7 @@ def read_table(folder: Path, stamp: int) -> Any:
         path = folder / entry["filename"]
         try:
             tables.append(pa.ipc.open_stream(pa.memory_map(str(path))).read_all())
-        except (OSError, ValueError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowException) as error:
             raise BadInput(f"{path} is damaged or truncated: {first_line(error)}") from error
     try:
         return pa.concat_tables(tables)

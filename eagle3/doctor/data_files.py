@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from eagle3.doctor.findings import MEASURED, Finding
 from eagle3.doctor.pickled import NotExaminedError, TensorOutline, outline
@@ -14,7 +13,6 @@ from eagle3.errors import BadInput
 from eagle3.headers import read_header
 
 CAPTURE = "capture.json"
-LOOKED_AT = 3  # files: the first, the one in the middle, the last
 NOT_DATA = ("vocab_mapping.pt", "token_freq.pt", "d2t.pt", "t2d.pt")
 
 
@@ -30,6 +28,7 @@ def read_data(
     if not files:
         raise BadInput(f"data: {folder} holds no .pt, .ckpt, .ckpt.gz or hs_*.safetensors files")
     layout, held, left = None, None, []
+    # The first, the one in the middle, the last.
     for path in [files[i] for i in sorted({0, len(files) // 2, len(files) - 1})]:
         try:
             name, slots = slots_of(path)
@@ -102,6 +101,9 @@ def chunks(
     path: Path, aux: str, joined: TensorOutline, end: str, last: TensorOutline
 ) -> list[DataSlot]:
     """Aux states that lie side by side, and the last one, whose width tells theirs."""
+    if not last.shape or not joined.shape:
+        scalar = end if joined.shape else aux
+        raise BadInput(f"{path}: {scalar} is a single number, no states of [positions, width]")
     width, total = last.shape[-1], joined.shape[-1]
     if not width or total % width:
         raise BadInput(f"{path}: {aux} is {total} wide, no multiple of {end}'s {width}")
@@ -181,10 +183,3 @@ def differing(
         fix=("keep samples of one capture in one folder",),
         evidence=MEASURED,
     )
-
-
-def summary(data: Data) -> dict[str, Any]:
-    """What a report says of it in one line."""
-    slots = data.slots
-    held = "slots not examined" if slots is None else f"{len(slots)} slots of {slots[0].width}"
-    return {"layout": data.layout, "files": data.files, "slots": held}

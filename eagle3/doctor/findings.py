@@ -49,6 +49,9 @@ class Report:
     findings: tuple[Finding, ...]
     facts: tuple[str, ...]
     not_examined: tuple[str, ...]
+    failed: tuple[
+        str, ...
+    ] = ()  # checks that broke down: a fault of theirs, whatever the files are
 
     def plain(self) -> dict[str, Any]:
         """As plain data."""
@@ -58,6 +61,7 @@ class Report:
             "findings": [{**asdict(f), "fix": list(f.fix)} for f in self.findings],
             "facts": list(self.facts),
             "not_examined": list(self.not_examined),
+            "failed": list(self.failed),
         }
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from eagle3.conventions import KEY, NESTED, Meaning, Rule
 from eagle3.doctor.findings import MEASURED, Finding, in_words, listed
 from eagle3.doctor.subject import Drafter, Engine, Subject
-from eagle3.doctor.switches import line
+from eagle3.doctor.switches import at, line, removal
 from eagle3.engines import (
     LookUp,
     Served,
@@ -21,6 +22,14 @@ from eagle3.engines import (
 )
 from eagle3.errors import BadInput
 
+COUNT = "num_aux_hidden_states"
+PLUS = {"output": 1, "input": 0, "hf": 0}
+# Who keeps ids in a place, and what is to be added to them for a canonical state.
+USUAL = {
+    NESTED: (1, "outputs of layers, as SpecForge, ModelOpt and TorchSpec write them there"),
+    KEY: (0, "inputs of layers, as speculators and vLLM write them there"),
+}
+ASK = "doctor … states=[…], with the states that it was trained on, tells the line to write"
 SHIFTED = (
     "the drafter is fed other states than in training: the server starts, the text is right, "
     "acceptance falls (a shift of one layer has cost between 0.1 of accept length and nearly all of it)"
@@ -33,25 +42,19 @@ class Wanted:
 
     states: tuple[int, ...]
     origin: str
+    place: str | None = None  # the dotted path of the ids that say so
+    whose: str = ""  # whose convention they are read in
 
 
 def check(subject: Subject) -> Iterator[Finding]:
     """Ids against the engine, the training data and each other."""
     drafter, engine = subject.drafter, subject.engine
-    stated = by_trainer(subject)
-    fed = by_data(subject)
+    stated, fed = by_trainer(subject), by_data(subject)
+    if fed is not None and subject.data is None:
+        yield from counted(subject, fed)
     if fed is not None and stated is not None and fed.states != stated.states:
-        yield Finding(
-            name="ids-not-those-of-the-data",
-            severity="error",
-            where=str(drafter.config_path) if drafter is not None else "trainer",
-            what=f"the data's aux slots are {in_words(fed.states)} ({fed.origin}), but {stated.origin} "
-            f"are {in_words(stated.states)}",
-            effect="what the config says is not what was trained on; " + SHIFTED,
-            fix=(*in_its_own_ids(subject, fed), "or capture the states that the ids mean"),
-            evidence=MEASURED,
-        )
-    wanted = fed or stated
+        yield from contradicted(subject, stated, fed)
+    wanted = trained(subject)
     yield from outside(subject, wanted)
     if engine is None:
         return
@@ -60,9 +63,9 @@ def check(subject: Subject) -> Iterator[Finding]:
             yield from expressible(subject, engine, wanted)
         return
     try:
-        found = looked_up(engine.rule, drafter.config)
+        found = found_ids(engine, drafter)
     except BadInput as error:
-        yield no_list(drafter, engine, error)
+        yield no_list(subject, drafter, engine, error, wanted)
         return
     if passed_over(found, engine.rule):
         yield not_looked_up(subject, drafter, engine, found, wanted)
@@ -71,17 +74,70 @@ def check(subject: Subject) -> Iterator[Finding]:
         served = served_states(engine.rule, found.ids, subject.num_layers)
     except BadInput:
         return  # it needs the target's number of layers, which the report says
-    yield from problems(drafter, engine, found, served, wanted)
-    yield from unordered(drafter, engine, found)
+    yield from problems(subject, drafter, engine, found, served, wanted)
+    yield from unordered(subject, drafter, engine, found, served, wanted)
     if served.states is not None:
         yield from compared(subject, drafter, engine, found, served, wanted)
-    yield from other_runner(drafter, engine, found)
+    yield from other_runner(subject, drafter, engine, found, wanted or meant_there(served))
+
+
+def trained(subject: Subject) -> Wanted | None:
+    """What the drafter was trained on, where that is beyond doubt."""
+    fed, stated = by_data(subject), by_trainer(subject)
+    if fed is not None or stated is None:
+        return fed
+    return None if in_doubt(subject, stated) else stated
+
+
+def in_doubt(subject: Subject, stated: Wanted) -> bool:
+    """Whether the ids stand where the engine reads them too, and mean other states to it.
+
+    They may be the trainer's own, or have been rewritten for the engine since: no field tells.
+    """
+    drafter, engine = subject.drafter, subject.engine
+    if drafter is None or engine is None or stated.place is None:
+        return False
+    try:
+        found = found_ids(engine, drafter)
+        served = served_states(engine.rule, found.ids, subject.num_layers)
+    except BadInput:
+        return False
+    return found.place == stated.place and served.states != stated.states
+
+
+def found_ids(engine: Engine, drafter: Drafter) -> LookUp:
+    """The ids that the engine takes, from config.json or from its server's setting. Raises BadInput."""
+    found = looked_up(engine.rule, drafter.config)
+    if engine.rule.setting is None:
+        return found
+    name = engine.rule.setting.split()[0]
+    given = engine.asked.flags.get(name)
+    if given is None:
+        return found
+    if not isinstance(given, list | tuple) or not all(type(i) is int for i in given):
+        raise BadInput(f"{name} in engine_flags is {given!r}, not a list of layer ids")
+    return LookUp(ids=tuple(given), place=f"engine_flags: {name}", ignored=found.ignored)
+
+
+def meant_there(served: Served) -> Wanted | None:
+    """The states that the engine feeds, as if they were wanted."""
+    return None if served.states is None else Wanted(states=served.states, origin="")
+
+
+def takes_of(drafter: Drafter | None) -> int | None:
+    """How many aux states fc takes: by its tensor, else by the config."""
+    if drafter is None:
+        return None
+    fc, width = drafter.tensors.get("fc.weight"), drafter.sizes.target_hidden
+    if fc is not None and len(fc.shape) == 2 and width and fc.shape[1] % width == 0:
+        return fc.shape[1] // width or None
+    return drafter.sizes.num_aux
 
 
 def by_data(subject: Subject) -> Wanted | None:
     """The states of the data's aux slots, or those that were declared without data."""
     if subject.data is None and subject.states:
-        takes = subject.drafter.sizes.num_aux if subject.drafter is not None else None
+        takes = takes_of(subject.drafter)
         teacher = takes is not None and len(subject.states) == takes + 1
         states = subject.states[:-1] if teacher else subject.states
         return Wanted(states=states, origin="declared by states=")
@@ -91,7 +147,11 @@ def by_data(subject: Subject) -> Wanted | None:
 
 
 def by_trainer(subject: Subject) -> Wanted | None:
-    """What the config's ids mean to the trainer that wrote them; the file's own word goes first."""
+    """What the config's ids mean to the trainer that wrote them; the file's own word goes first.
+
+    Ids that stand where that trainer does not keep its own were put there for an engine: they
+    declare nothing.
+    """
     drafter, trainer = subject.drafter, subject.trainer
     form = drafter.form if drafter is not None else None
     if trainer is not None and trainer.rule.meaning is Meaning.derived:
@@ -101,29 +161,83 @@ def by_trainer(subject: Subject) -> Wanted | None:
         return Wanted(states=states, origin=f"the layers that {trainer.name} always takes")
     if form is None or form.layer_ids.value is None:
         return None
-    ids = form.layer_ids.value
+    ids, place = form.layer_ids.value, path_of(form.layer_ids.origin)
     origin = f"the ids {listed(ids)} in {form.layer_ids.origin}"
-    plus = {"output": 1, "input": 0, "hf": 0}.get(str(form.layer_convention.value))
-    if plus is not None:
-        said = form.layer_convention.origin
-        return Wanted(
-            states=tuple(i + plus for i in ids), origin=f"{origin}, as {said} means them,"
-        )
-    if trainer is None:
+    plus = PLUS.get(str(form.layer_convention.value))
+    if plus is not None and place == KEY:
+        whose, states = form.layer_convention.origin, tuple(i + plus for i in ids)
+    elif trainer is not None and place in [known.path for known in trainer.rule.places]:
+        try:
+            whose, states = trainer.name, id_states(trainer.rule, ids, subject.num_layers)
+        except BadInput:
+            return None
+    else:
         return None
-    try:
-        states = id_states(trainer.rule, ids, subject.num_layers)
-    except BadInput:
-        return None
-    return Wanted(states=states, origin=f"{origin}, as {trainer.name} means them,")
+    return Wanted(
+        states=states, origin=f"{origin}, as {whose} means them,", place=place, whose=whose
+    )
 
 
-def in_its_own_ids(subject: Subject, wanted: Wanted) -> tuple[str, ...]:
-    """The wanted states as the config's own trainer writes them, where that can be said."""
-    form = subject.drafter.form if subject.drafter is not None else None
-    if form is None or form.layer_ids.value is None:
+def path_of(origin: str) -> str:
+    """The dotted path of a setting that is from config.json."""
+    return origin.split(": ")[-1]
+
+
+def counted(subject: Subject, fed: Wanted) -> Iterator[Finding]:
+    """States that were declared without data: as many as fc takes, the teacher's left out or not."""
+    takes = takes_of(subject.drafter)
+    if takes is None or len(fed.states) == takes:
+        return
+    assert subject.drafter is not None
+    yield Finding(
+        name="states-count",
+        severity="error",
+        where="states=",
+        what=f"states= declares {len(fed.states)} states, fc takes {takes}",
+        effect="what is said of the ids would be of another drafter than this one",
+        fix=(f"states=[…] with {takes} canonical states, or {takes + 1} with the teacher's",),
+        evidence=MEASURED,
+    )
+
+
+def contradicted(subject: Subject, stated: Wanted, fed: Wanted) -> Iterator[Finding]:
+    """Ids that mean other states to their trainer than the data has.
+
+    Where the engine makes the data's states of them they were written for it, and are right.
+    """
+    drafter, engine = subject.drafter, subject.engine
+    if engine is not None and drafter is not None:
+        try:
+            found = found_ids(engine, drafter)
+            served = served_states(engine.rule, found.ids, subject.num_layers)
+        except BadInput:
+            pass  # told elsewhere
+        else:
+            if found.place == stated.place and served.states == fed.states:
+                return
+    whose = "the data's" if subject.data is not None else "the drafter's"
+    yield Finding(
+        name="ids-not-those-of-the-data",
+        severity="error",
+        where=str(drafter.config_path) if drafter is not None else "trainer",
+        what=f"{whose} aux slots are {in_words(fed.states)} ({fed.origin}), but {stated.origin} "
+        f"are {in_words(stated.states)}",
+        effect="what the config says is not what was trained on; " + SHIFTED,
+        fix=(*right_ids(subject, fed), "or capture the states that the ids mean"),
+        evidence=MEASURED,
+    )
+
+
+def right_ids(subject: Subject, wanted: Wanted) -> tuple[str, ...]:
+    """The ids of the wanted states: as the engine reads them, else as their own trainer does."""
+    drafter, engine = subject.drafter, subject.engine
+    form = drafter.form if drafter is not None else None
+    if drafter is None or form is None or form.layer_ids.value is None:
         return ("train on the states that it takes",)
-    plus = {"output": 1, "input": 0, "hf": 0}.get(str(form.layer_convention.value))
+    if engine is not None and engine.rule.places:
+        return what_to_write(subject, engine, wanted)
+    place = path_of(form.layer_ids.origin)
+    plus = PLUS.get(str(form.layer_convention.value)) if place == KEY else None
     ids = None if plus is None else [k - plus for k in wanted.states]
     if ids is None and subject.trainer is not None:
         try:
@@ -132,8 +246,30 @@ def in_its_own_ids(subject: Subject, wanted: Wanted) -> tuple[str, ...]:
             written = None
         ids = list(written.ids) if written is not None and written.ids is not None else None
     if ids is None or min(ids) < 0:
-        return ("leave the ids out of it, and write the engine's own for these states",)
-    return (line(form.layer_ids.origin.split(": ")[-1], ids),)
+        return (
+            *others_removed(drafter.config, None),
+            "and write the engine's own for these states",
+            again(subject, wanted),
+        )
+    return (line(place, ids), *others_removed(drafter.config, place), again(subject, wanted))
+
+
+def others_removed(config: Mapping[str, Any], kept: str | None) -> tuple[str, ...]:
+    """The lines to take out: whatever stands in another place than the one that is written."""
+    places = [path for path in (KEY, NESTED) if path != kept]
+    return tuple(removal(path) for path in places if at(dict(config), path) is not None)
+
+
+def again(subject: Subject, wanted: Wanted, **flags: Any) -> str:
+    """How to ask again once it is written, so that the new ids are not taken for the trainer's."""
+    asked = "then: doctor …"
+    if flags:
+        asked += f" engine_flags='{json.dumps(flags)}'"
+    if subject.data is None:
+        return f"{asked} states={listed(wanted.states)}"
+    data = subject.data
+    declared = f" states={listed(data.states)}" if data.origin == "states=" else ""
+    return f"{asked} data={data.folder}{declared}"
 
 
 def outside(subject: Subject, wanted: Wanted | None) -> Iterator[Finding]:
@@ -154,15 +290,21 @@ def outside(subject: Subject, wanted: Wanted | None) -> Iterator[Finding]:
         )
 
 
-def no_list(drafter: Drafter, engine: Engine, error: BadInput) -> Finding:
+def no_list(
+    subject: Subject, drafter: Drafter, engine: Engine, error: BadInput, wanted: Wanted | None
+) -> Finding:
     """Something else than whole numbers where the engine looks."""
+    rule = engine.rule
+    place = rule.places[0].path if rule.places else str(rule.setting)
     return Finding(
         name="ids-no-list",
         severity="error",
         where=str(drafter.config_path),
         what=str(error),
         effect="the engine stops at it, or takes its default states in silence",
-        fix=(f"write a list of whole numbers in {engine.rule.places[0].path}",),
+        fix=what_to_write(subject, engine, wanted)
+        if wanted is not None
+        else (f"write a list of whole numbers in {place}", ASK),
         evidence=MEASURED,
     )
 
@@ -186,11 +328,16 @@ def not_looked_up(
     rule = engine.rule
     default = in_default_words(subject, rule)
     places = " or ".join(place.path for place in rule.places)
-    lines: tuple[str, ...] = (line(rule.places[0].path, list(ids)),)
     if wanted is not None:
         lines = what_to_write(subject, engine, wanted)
-    elif rule.meaning is not Meaning.output:
-        lines = (*lines, "after checking what they mean there: python -m orchestrator layers …")
+    else:
+        plus, whose = USUAL[path]
+        usual = Wanted(states=tuple(i + plus for i in ids), origin="")
+        lines = (
+            f"if they are {whose}:",
+            *what_to_write(subject, engine, usual),
+            "otherwise: doctor … states=[…], with the states that it was trained on",
+        )
     return Finding(
         name="ids-not-looked-up",
         severity="error",
@@ -213,7 +360,10 @@ def in_default_words(subject: Subject, rule: Rule) -> str:
 
 
 def what_to_write(subject: Subject, engine: Engine, wanted: Wanted) -> tuple[str, ...]:
-    """The lines that make the engine feed the wanted states, or why there are none."""
+    """The lines that make the engine feed the wanted states, or why there are none.
+
+    What to write, what to take out, what else that needs, and how to ask again.
+    """
     try:
         written = ids_to_write(engine.rule, wanted.states, subject.num_layers)
     except BadInput as error:
@@ -225,18 +375,28 @@ def what_to_write(subject: Subject, engine: Engine, wanted: Wanted) -> tuple[str
         )
     if written.ids is None:
         return (f"nothing: {written.why}",)
-    rule = engine.rule
+    rule, drafter = engine.rule, subject.drafter
+    needs = [f"and {written.needs}"] if written.needs else []
     if rule.setting is not None:
-        lines = [f"{rule.setting}: {list(written.ids)}"]
-    else:
-        lines = [line(rule.places[0].path, list(written.ids))]
-    if written.needs:
-        lines.append(f"and {written.needs}")
-    return tuple(lines)
+        last = again(subject, wanted, **{rule.setting.split()[0]: list(written.ids)})
+        return (f"{rule.setting}: {list(written.ids)}", *needs, last)
+    place = rule.places[0].path
+    lines = [line(place, list(written.ids))]
+    if drafter is None:
+        return (*lines, *needs)
+    counts = engine.serving.num_aux if engine.serving is not None else ()
+    if len(wanted.states) != 3 and COUNT in counts and place not in counts:
+        lines.append(line(COUNT, len(wanted.states)))
+    return (*lines, *others_removed(drafter.config, place), *needs, again(subject, wanted))
 
 
 def problems(
-    drafter: Drafter, engine: Engine, found: LookUp, served: Served, wanted: Wanted | None
+    subject: Subject,
+    drafter: Drafter,
+    engine: Engine,
+    found: LookUp,
+    served: Served,
+    wanted: Wanted | None,
 ) -> Iterator[Finding]:
     """What the engine makes of the ids that it finds, where that is not plain."""
     for problem in served.problems:
@@ -252,18 +412,26 @@ def problems(
             else "the engine stops, or feeds other states than the list says",
             fix=("apply the patch to the engine's source, and probe it",)
             if patched
-            else ("write ids that it can serve; `python -m orchestrator layers` lists them",)
+            else ("write ids that it can serve; `python -m orchestrator layers` lists them", ASK)
             if wanted is None
-            else ("write the ids of the wanted states:", f"states {list(wanted.states)}"),
+            else what_to_write(subject, engine, wanted),
             evidence=engine.evidence,
         )
 
 
-def unordered(drafter: Drafter, engine: Engine, found: LookUp) -> Iterator[Finding]:
+def unordered(
+    subject: Subject,
+    drafter: Drafter,
+    engine: Engine,
+    found: LookUp,
+    served: Served,
+    wanted: Wanted | None,
+) -> Iterator[Finding]:
     """Chunks come in ascending order whatever the list says."""
     ids = found.ids
     if ids is None or engine.rule.order != "sorted" or list(ids) == sorted(ids):
         return
+    ascending = wanted or meant_there(served)
     deliberate = engine.rule.meaning is Meaning.output_if_first_is_1 and sorted(ids)[0] == 1
     if deliberate:
         return
@@ -275,8 +443,8 @@ def unordered(drafter: Drafter, engine: Engine, found: LookUp) -> Iterator[Findi
         effect="if training kept the list's order, every chunk of fc gets another chunk's state: "
         "acceptance about 0",
         fix=(
-            f"train on ascending states, and write {listed(tuple(sorted(ids)))}",
-            "or permute fc.weight's blocks of H columns in the same way",
+            *(what_to_write(subject, engine, ascending) if ascending is not None else ()),
+            "where training kept the list's order: permute fc.weight's blocks of H columns likewise",
         ),
         evidence=engine.evidence,
     )
@@ -295,7 +463,7 @@ def compared(
     if wanted is not None and tuple(served.states) != wanted.states:
         rule = engine.rule
         named = f"the ids {listed(found.ids)} in {found.place}" if found.ids else "no ids are found"
-        if rule.setting is not None:
+        if rule.setting is not None and not found.ids:
             named = f"without {rule.setting}"
         elif rule.meaning is Meaning.derived:
             named = "ids are not read"
@@ -311,7 +479,11 @@ def compared(
             evidence=engine.evidence,
         )
     elif wanted is None:
-        yield from guessed(subject, drafter, engine, found, served)
+        stated = by_trainer(subject)
+        if stated is not None:
+            yield two_readings(subject, drafter, engine, found, served, stated)
+        else:
+            yield from guessed(subject, drafter, engine, found, served)
     takes = drafter.sizes.num_aux
     if takes is not None and len(served.states) != takes and not served.problems:
         yield Finding(
@@ -321,11 +493,40 @@ def compared(
             what=f"fc takes {takes} aux states, {engine.words} feeds {len(served.states)}: "
             f"{in_words(served.states)}",
             effect="the server stops at a shape error",
-            fix=(f"write {takes} ids",)
+            fix=(f"write {takes} ids, of the states that it was trained on", ASK)
             if wanted is None
             else what_to_write(subject, engine, wanted),
             evidence=engine.evidence,
         )
+
+
+def two_readings(
+    subject: Subject,
+    drafter: Drafter,
+    engine: Engine,
+    found: LookUp,
+    served: Served,
+    stated: Wanted,
+) -> Finding:
+    """Ids in a place that the trainer and the engine share, and that mean two things."""
+    assert served.states is not None
+    return Finding(
+        name="ids-have-two-readings",
+        severity="warning",
+        where=f"{drafter.config_path}: {found.place}",
+        what=f"{stated.whose} and {engine.words} keep ids in the same place: as {stated.whose} means "
+        f"{listed(found.ids)}, the drafter was trained on {in_words(stated.states)}; as the engine "
+        f"reads them, it feeds {in_words(served.states)}; nothing tells whether they were written "
+        "for it already",
+        effect="if they stand as the trainer wrote them, " + SHIFTED,
+        fix=(
+            f"where they stand as {stated.whose} wrote them:",
+            *what_to_write(subject, engine, stated),
+            "where they were written for this engine already, they are right: "
+            f"doctor … states={listed(served.states)}",
+        ),
+        evidence=engine.evidence,
+    )
 
 
 def guessed(
@@ -355,7 +556,8 @@ def guessed(
         effect=SHIFTED,
         fix=(
             *what_to_write(subject, engine, Wanted(states=states, origin="")),
-            "trainer=NAME or data=PATH settles it",
+            "where they were written for this engine already, they are right: "
+            f"doctor … states={listed(served.states)}",
         ),
         evidence="inferred: no field of config.json tells what the ids mean",
     )
@@ -383,15 +585,20 @@ def expressible(subject: Subject, engine: Engine, wanted: Wanted) -> Iterator[Fi
     )
 
 
-def other_runner(drafter: Drafter, engine: Engine, found: LookUp) -> Iterator[Finding]:
+def other_runner(
+    subject: Subject, drafter: Drafter, engine: Engine, found: LookUp, wanted: Wanted | None
+) -> Iterator[Finding]:
     """A release with two model runners that look in different places."""
     rule = engine.rule
     if rule.other_runner is None or found.ids is None:
         return
-    other: Any = looked_up(rule, drafter.config, other_runner=True)
+    try:
+        other = looked_up(rule, drafter.config, other_runner=True)
+    except BadInput:
+        return  # no list where only the other one looks: told as a fault of the file
     if other.ids is not None:
         return
-    shared = [p.path for p in rule.places if p.path in {o.path for o in rule.other_places}]
+    shared = rule.places[0].path in {place.path for place in rule.other_places}
     yield Finding(
         name="ids-not-looked-up-by-other-runner",
         severity="note",
@@ -399,6 +606,6 @@ def other_runner(drafter: Drafter, engine: Engine, found: LookUp) -> Iterator[Fi
         what=f"{engine.words} finds the ids in {found.place}; its other model runner "
         f"({rule.other_runner}) does not look there",
         effect="with that runner it takes its default states",
-        fix=(line(shared[0], list(found.ids)),) if shared else (),
+        fix=what_to_write(subject, engine, wanted) if shared and wanted is not None else (),
         evidence=engine.evidence,
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from eagle3.checkouts import known_checkout
 from eagle3.conventions import ENGINES, READ, RULES, TRAINERS, Meaning
@@ -31,11 +33,12 @@ from eagle3.doctor.subject import (
     Target,
     Trainer,
     drafter_of,
+    on_host,
     read_config,
     read_drafter,
     read_target,
 )
-from eagle3.engines import looked_up, plain_class, rule_for, served_states
+from eagle3.engines import plain_class, rule_for, served_states
 from eagle3.errors import BadInput
 from eagle3.serving import Serving, serving_for
 
@@ -51,6 +54,7 @@ CHECKS: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
     data_checks.check,
     trainer.check,
 )
+T = TypeVar("T")
 QWEN3_IN_VLLM = "Eagle3Qwen3ForCausalLM"
 
 
@@ -107,15 +111,37 @@ def examine(
         trainer=named,
         states=tuple(states) if states and data is None else None,
     )
+    failed: list[str] = []
     for check in CHECKS:
-        findings += check(subject)
+        findings += guarded(check, subject, failed)
     return Report(
         subject=summary(subject),
         form=found_drafter.form.plain() if found_drafter and found_drafter.form else None,
         inventory=tensors.inventory(found_drafter),
         findings=ordered(findings),
-        facts=tuple(facts(subject)),
-        not_examined=(*left, *not_told(subject)),
+        facts=tuple(guarded(facts, subject, failed)),
+        not_examined=(*left, *guarded(not_told, subject, failed)),
+        failed=tuple(failed),
+    )
+
+
+def guarded(part: Callable[[Subject], Iterator[T]], subject: Subject, failed: list[str]) -> list[T]:
+    """What a part of the report yields; that it breaks down is noted and hides no other part."""
+    yielded: list[T] = []
+    try:
+        yielded.extend(part(subject))
+    except Exception as error:  # noqa: BLE001 -- a fault in here is told beside what was found
+        failed.append(broken(part, error))
+    return yielded
+
+
+def broken(part: Callable[[Subject], Iterator[T]], error: Exception) -> str:
+    """What is said of a part that broke down."""
+    family = part.__module__.rpartition(".")[2]
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"the checks of {family} broke down, so what they would have found is not told: "
+        f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
     )
 
 
@@ -125,7 +151,7 @@ def trainer_of(given: str | None) -> tuple[Drafter | None, Trainer | None]:
         return None, None
     if given in TRAINERS:
         return None, Trainer(name=given, rule=rule_for(given, newest(given), None))
-    path = Path(given).expanduser()
+    path = on_host(given)
     if not path.is_file():
         near = difflib.get_close_matches(given, TRAINERS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -154,7 +180,7 @@ def engine_of(
         raise BadInput(f"there is no engine '{asked.name}'; {hint}")
     checkout = None
     if asked.checkout is not None:
-        checkout = known_checkout(Path(asked.checkout).expanduser())
+        checkout = known_checkout(on_host(asked.checkout))
         if asked.version is None and checkout.ecosystem == asked.name:
             version = checkout.releases[-1] if checkout.releases else checkout.nearest
             asked = replace(asked, version=version)
@@ -226,7 +252,7 @@ def summary(subject: Subject) -> dict[str, str]:
 def facts(subject: Subject) -> Iterator[str]:
     """What is worth knowing and wrong in no way."""
     drafter, engine = subject.drafter, subject.engine
-    trained = ids.by_data(subject) or ids.by_trainer(subject)
+    trained = ids.trained(subject)
     if trained is not None:
         yield f"trained on {in_words(trained.states)} ({trained.origin.rstrip(',')})"
     if engine is not None and drafter is not None:
@@ -236,6 +262,9 @@ def facts(subject: Subject) -> Iterator[str]:
         if engine.serving is not None:
             yield f"embedding behind {engine.name}: {engine.serving.embedding}"
             yield f"head behind {engine.name}: {engine.serving.head}"
+            yield f"d2t behind {engine.name}: {engine.serving.d2t}"
+            if engine.serving.interleaved_rope:
+                yield f"rope behind {engine.name}: neighbouring numbers of a head turn in pairs"
         if engine.checkout is not None and engine.checkout.known:
             yield engine.checkout.answer
     if drafter is not None and drafter.examined:
@@ -249,13 +278,13 @@ def facts(subject: Subject) -> Iterator[str]:
 def served_fact(subject: Subject, drafter: Drafter, engine: Engine) -> Iterator[str]:
     """Where ids are found and which states they bring."""
     try:
-        found = looked_up(engine.rule, drafter.config)
+        found = ids.found_ids(engine, drafter)
         served = served_states(engine.rule, found.ids, subject.num_layers)
     except BadInput:
         return
     if served.states is None:
         return
-    if engine.rule.setting is not None:
+    if engine.rule.setting is not None and found.ids is None:
         how = f"without {engine.rule.setting}"
     elif engine.rule.meaning is Meaning.derived:
         how = "whatever the ids"
@@ -266,10 +295,27 @@ def served_fact(subject: Subject, drafter: Drafter, engine: Engine) -> Iterator[
     yield f"{engine.words} feeds {in_words(served.states)} ({how}; {engine.rule.evidence.value})"
 
 
+def untold(subject: Subject) -> Iterator[str]:
+    """What a drafter was trained on, where nobody says: then its ids are held against nothing."""
+    drafter = subject.drafter
+    if drafter is None or ids.trained(subject) is not None:
+        return
+    form = drafter.form
+    if form is not None and form.layer_ids.value is not None:
+        named = listed(form.layer_ids.value)
+        ask = "give states=[…]" if subject.trainer else "give trainer= or states=[…]"
+        yield f"what the ids {named} were trained as: {ask}"
+    elif subject.engine is not None:
+        yield "which states the drafter was trained on: give states=[…]"
+
+
 def not_told(subject: Subject) -> Iterator[str]:
     """What could be said if more were named."""
     if subject.engine is not None and subject.num_layers is None and subject.drafter is not None:
         yield "which states the engine's ids bring at both ends: name the target"
+    yield from untold(subject)
+    if subject.engine is not None:
+        yield from server.not_known(subject.engine)
     data = subject.data
     if data is not None and data.states is None:
         yield f"{data.folder}: which states its slots are is declared nowhere; say states=[…]"

@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from eagle3.checkpoints.reading import is_number
 from eagle3.doctor.findings import MEASURED, Finding
 from eagle3.doctor.subject import Drafter, Subject, Target, whole
+from eagle3.doctor.switches import line
 from eagle3.doctor.tensors import HARMLESS
 from eagle3.form import DrafterForm, Rope
 
+ATTN_FACTOR = "attn_factor"  # the one of yarn's keys that older releases of SGLang multiply by
 DEFAULT_THETA = 10_000.0
 FLOATS = ("F64", "F32", "BF16")  # float16 has no room for the low frequencies of a large base
 ROUNDING = 0.02  # relative; a table that was cast to bf16 errs by less
@@ -84,10 +87,11 @@ def kept_table(drafter: Drafter, form: DrafterForm) -> Iterator[Finding]:
     rope, size = form.rope.value, form.head_dim.value
     if rope.kind != "default" or not drafter.examined:
         return
-    made = rope.theta ** -(np.arange(0, size, 2) / size)
     for name, info in sorted(drafter.tensors.items()):
-        if not HARMLESS.fullmatch(name) or info.shape != made.shape or info.dtype not in FLOATS:
+        known = info.shape == ((size + 1) // 2,) and info.dtype in FLOATS
+        if not HARMLESS.fullmatch(name) or not known:
             continue
+        made = rope.theta ** -(np.arange(0, size, 2) / size)
         values = drafter.values(name)
         if values is None or np.allclose(values.astype(np.float64), made, rtol=ROUNDING, atol=0):
             continue
@@ -151,9 +155,11 @@ def mscale(subject: Subject, drafter: Drafter, form: DrafterForm) -> Iterator[Fi
     factor = scaling.get("factor", 1)
     if not ("mscale" in scaling or "mscale_all_dim" in scaling) or factor <= 1:
         return
-    trained, served = attention_factor(rope), 0.1 * math.log(factor) + 1
-    if math.isclose(trained, served):
+    trained, own = attention_factor(rope), 0.1 * math.log(factor) + 1
+    served = own * written_factor(drafter)
+    if math.isclose(trained, served, rel_tol=1e-3):
         return
+    block = "rope_scaling" if drafter.block.get("rope_scaling") else "rope_parameters"
     yield Finding(
         name="yarn-mscale-dropped",
         severity="error",
@@ -163,11 +169,22 @@ def mscale(subject: Subject, drafter: Drafter, form: DrafterForm) -> Iterator[Fi
         effect=f"the attention's logits are multiplied by {(served / trained) ** 2:.2f}: acceptance is "
         "lower at every length",
         fix=(
-            f'"rope_scaling": {{…, "attention_factor": {trained:g}}}, where that release reads it',
-            "or serve with SGLang 0.5.16 or newer",
+            line(f"{block}.{ATTN_FACTOR}", float(f"{trained / own:.4g}")),
+            "in a copy of config.json for that release alone: newer ones multiply by it as well",
+            "or, without it, serve with SGLang 0.5.16 or newer",
         ),
         evidence=f"{serving.evidence.value}: {serving.source}",
     )
+
+
+def written_factor(drafter: Drafter) -> float:
+    """What the releases that drop mscale multiply their own factor by: attn_factor of the config."""
+    for key in ("rope_scaling", "rope_parameters"):
+        block = drafter.block.get(key)
+        value = block.get(ATTN_FACTOR) if isinstance(block, Mapping) else None
+        if is_number(value):
+            return float(str(value))
+    return 1.0
 
 
 def attention_factor(rope: Rope) -> float:

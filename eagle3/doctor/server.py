@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from eagle3.doctor.findings import MEASURED, Finding, listed
+from eagle3.doctor.findings import MEASURED, Finding
+from eagle3.doctor.flat import flattened
 from eagle3.doctor.subject import LAYER, Drafter, Engine, Subject
 from eagle3.doctor.switches import at, line
+from eagle3.serving import Serving
 
-# What SGLang's registry of models has for EAGLE-3 drafters.
-SGLANG_DRAFTERS = ("LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM")
 SGLANG_READ = "read: SGLang 0.5.23"
 HOOK = "read: srt/arg_groups/speculative_hook.py of 0.5.23"
 SHORT = {
@@ -22,6 +23,24 @@ SHORT = {
     "draft_tokens": "speculative_num_draft_tokens",
     "algorithm": "speculative_algorithm",
 }
+# What is checked here of each server's flags; a name near one of them is taken for a slip.
+CHECKED = {
+    "sglang": (
+        "speculative_num_steps",
+        "speculative_eagle_topk",
+        "speculative_num_draft_tokens",
+        "speculative_algorithm",
+        "speculative_draft_window_size",
+        "speculative_token_map",
+        "speculative_use_rejection_sampling",
+        "speculative_accept_threshold_single",
+        "speculative_accept_threshold_acc",
+    ),
+    "vllm": ("method", "num_speculative_tokens", "speculative_config"),
+    "tensorrt_llm": ("eagle3_layers_to_capture",),
+    "llama_cpp": (),
+}
+NEAR = 0.8  # of difflib's ratio: num_stps and topkk are within it, tp_size and dtype are not
 NUMBERS = (
     "speculative_num_steps",
     "speculative_eagle_topk",
@@ -37,9 +56,10 @@ def check(subject: Subject) -> Iterator[Finding]:
         return
     yield from checkout(engine)
     if subject.drafter is not None:
-        yield from layout(subject.drafter, engine)
+        yield from layout(subject, subject.drafter, engine)
         yield from fc(subject.drafter, engine)
     flags = flags_of(engine.asked.flags)
+    yield from slips(engine)
     yield from not_numbers(flags, engine)
     if engine.name == "sglang":
         yield from sglang_flags(flags, subject.drafter)
@@ -85,7 +105,7 @@ def checkout(engine: Engine) -> Iterator[Finding]:
         )
 
 
-def layout(drafter: Drafter, engine: Engine) -> Iterator[Finding]:
+def layout(subject: Subject, drafter: Drafter, engine: Engine) -> Iterator[Finding]:
     """A config that the engine cannot make a drafter of."""
     where = str(drafter.config_path)
     if drafter.nested and engine.name in ("sglang", "tensorrt_llm", "llama_cpp"):
@@ -97,18 +117,15 @@ def layout(drafter: Drafter, engine: Engine) -> Iterator[Finding]:
             what=f"config.json is in speculators' layout; {engine.name} knows neither {LAYER} nor "
             f"architectures={drafter.config.get('architectures')}",
             effect="it does not load as it stands; a flattened copy is needed",
-            fix=(
-                f"copy the keys of {LAYER} to the top level of config.json and remove it",
-                '"architectures": ["LlamaForCausalLMEagle3"]',
-                *nested_ids(drafter),
-            ),
+            fix=flattened(subject, drafter, engine),
             evidence=f"{SGLANG_READ}, which has no speculators_* key" if read else "inferred",
         )
         return
     if drafter.nested:
         return
     if engine.name == "sglang":
-        yield from sglang_config(drafter, where)
+        if engine.serving is not None:
+            yield from sglang_config(drafter, engine.serving, where)
     elif engine.name == "vllm" and drafter.architecture is None:
         yield Finding(
             name="architecture-missing",
@@ -123,26 +140,16 @@ def layout(drafter: Drafter, engine: Engine) -> Iterator[Finding]:
         yield from llama_cpp_config(drafter, where)
 
 
-def nested_ids(drafter: Drafter) -> tuple[str, ...]:
-    """The line for ids that stand at the top level, with a word of caution."""
-    ids = drafter.config.get("eagle_aux_hidden_state_layer_ids")
-    if not isinstance(ids, list) or not ids:
-        return ()
-    return (
-        f"and the layer ids, now {listed(ids)}, in eagle_config and in the engine's convention",
-    )
-
-
-def sglang_config(drafter: Drafter, where: str) -> Iterator[Finding]:
+def sglang_config(drafter: Drafter, serving: Serving, where: str) -> Iterator[Finding]:
     """What SGLang's start-up asks of a flat config."""
-    config = drafter.config
-    if drafter.architecture not in SGLANG_DRAFTERS:
+    config, known = drafter.config, serving.architectures
+    if drafter.architecture not in known:
         yield Finding(
             name="architecture-unknown",
             severity="error",
             where=where,
             what=f"architectures is {config.get('architectures')}; SGLang's EAGLE-3 drafters are "
-            f"{' and '.join(SGLANG_DRAFTERS)}",
+            f"{' and '.join(known)}",
             effect="it does not load, or loads as another model",
             fix=('"architectures": ["LlamaForCausalLMEagle3"]',),
             evidence=f"{SGLANG_READ}, EntryClass of models/*eagle3.py",
@@ -169,7 +176,8 @@ def sglang_config(drafter: Drafter, where: str) -> Iterator[Finding]:
             fix=('"tie_word_embeddings": false',),
             evidence=f"{SGLANG_READ}, models/llama_eagle3.py",
         )
-    if "draft_vocab_size" not in config and not tied and drafter.architecture == SGLANG_DRAFTERS[0]:
+    plain = drafter.architecture in known and serving.drafters == ("*",)
+    if "draft_vocab_size" not in config and not tied and plain:
         yield Finding(
             name="draft-vocab-not-stated",
             severity="error",
@@ -255,6 +263,40 @@ def flags_of(given: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flags[SHORT.get(name, name)] = value
     return flags
+
+
+def slips(engine: Engine) -> Iterator[Finding]:
+    """Flags whose names are near one that is checked, and are none."""
+    for name, near in unknown_flags(engine):
+        if near is not None:
+            yield Finding(
+                name="flag-unknown",
+                severity="warning",
+                where=f"engine_flags: {name}",
+                what=f"there is no flag {name} among those that are checked; {near} is near it",
+                effect="nothing was checked for it, and the server may refuse it",
+                fix=(f"{near}={engine.asked.flags[name]}",),
+                evidence=MEASURED,
+            )
+
+
+def not_known(engine: Engine) -> Iterator[str]:
+    """Flags of which nothing is known here."""
+    for name, near in unknown_flags(engine):
+        if near is None:
+            yield f"the flag {name}: nothing is known of it here"
+
+
+def unknown_flags(engine: Engine) -> Iterator[tuple[str, str | None]]:
+    """Flags as they were given that are not checked, with the nearest name of one that is."""
+    checked = CHECKED[engine.name]
+    known = {full: full for full in checked}
+    known |= {short: full for short, full in SHORT.items() if full in checked}
+    for name in engine.asked.flags:
+        plain = name.strip().lstrip("-").replace("-", "_")
+        if plain not in known:
+            near = difflib.get_close_matches(plain, known, n=1, cutoff=NEAR)
+            yield name, near[0] if near else None
 
 
 def not_numbers(flags: dict[str, Any], engine: Engine) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ import numpy as np
 from eagle3 import checkpoints
 from eagle3.checkouts import Checkout
 from eagle3.checkpoints.agree import own_name
+from eagle3.checkpoints.reading import listed_names
 from eagle3.checkpoints.refused import other_kinds, unknown_switches
 from eagle3.conventions import Rule
 from eagle3.doctor.findings import MEASURED, Finding
@@ -287,6 +288,14 @@ def whole(block: Mapping[str, Any], key: str) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
+def on_host(path: str) -> Path:
+    """A path on this machine, `~` expanded. Raises BadInput for a home that is not there."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise BadInput(f"{path}: {error}") from error
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """A JSON object. Raises BadInput."""
     try:
@@ -331,7 +340,8 @@ def drafter_of(path: Path, config: Mapping[str, Any], weights: Weights | None) -
     """The form of a config and its weights, with every contradiction."""
     tensors = weights.tensors if weights is not None else None
     shapes = None if tensors is None else {name: info.shape for name, info in tensors.items()}
-    foreign = (*other_kinds(config, shapes), *unknown_switches(config))
+    # Another kind of drafter has switches of its own, which are nothing to be told one by one.
+    foreign = tuple(other_kinds(config, shapes) or unknown_switches(config))
     try:
         form, faults = checkpoints.examine(config, shapes, path)
     except BadInput as error:  # it looks like no layout at all
@@ -358,7 +368,7 @@ def read_target(folder: Path) -> tuple[Target, list[Finding]]:
     kinds = [
         str(kind)
         for block in (whole_config, config)
-        for kind in (block.get("model_type"), *(block.get("architectures") or ()))
+        for kind in (block.get("model_type"), *listed_names(block.get("architectures")))
         if kind
     ]
     findings: list[Finding] = []

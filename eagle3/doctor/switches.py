@@ -94,7 +94,9 @@ def check_switch(
             + (f": {TRAP}" if trap else "")
         ),
         effect=EFFECTS[name],
-        fix=(line(place, setting.value),)
+        fix=(removal("norm_output"),)
+        if trap and not setting.value  # false would take away the norm in front of the head
+        else (line(place, setting.value),)
         if place is not None
         else (f"serve it with an engine that runs {name} {trained}",),
         evidence=f"{serving.evidence.value}: {serving.source}",
@@ -231,6 +233,12 @@ def line(path: str, value: Any) -> str:
     for name in reversed(outer):
         text = f'"{name}": {{{text}}}'
     return text
+
+
+def removal(path: str) -> str:
+    """A line that says to take a dotted path out of config.json."""
+    outer, _, key = path.rpartition(".")
+    return f'remove "{key}" ' + (f"of {outer}" if outer else "at the top level")
 
 
 def words(value: bool) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from eagle3.checkpoints.agree import expected_shapes, optional_shapes, own_name
 from eagle3.doctor.findings import MEASURED, Finding, Inventory
 from eagle3.doctor.subject import Drafter, Subject
-from eagle3.engines import parse_version
 from eagle3.serving import Unknown
 
 HARMLESS = re.compile(
@@ -29,7 +28,6 @@ UNREAD = {
     Unknown.warned: ("warning", "skips it with a line in its log"),
     Unknown.refused: ("error", "does not start: it has no place for it"),
 }
-REMAPPED_SINCE = "0.5.12"  # SGLang's llama drafter: layers.0.* taken as well as midlayer.*
 
 
 def inventory(drafter: Drafter | None) -> Inventory:
@@ -56,7 +54,7 @@ def check(subject: Subject) -> Iterator[Finding]:
     drafter = subject.drafter
     if drafter is None:
         return
-    yield from contradictions(drafter)
+    yield from contradictions(subject, drafter)
     yield from numbers(drafter)
     if drafter.examined and drafter.form is not None:
         yield from missing(subject, drafter)
@@ -64,9 +62,12 @@ def check(subject: Subject) -> Iterator[Finding]:
     yield from names(subject, drafter)
 
 
-def contradictions(drafter: Drafter) -> Iterator[Finding]:
+def contradictions(subject: Subject, drafter: Drafter) -> Iterator[Finding]:
     """What the reader of checkpoints finds, and what this project does not run."""
+    serving = subject.engine.serving if subject.engine is not None else None
     for fault in drafter.faults:
+        if serving is not None and not serving.yarn_mscale and "attn_factor=" in fault:
+            continue  # written for this release, which multiplies by it
         yield Finding(
             name="file-and-config-disagree",
             severity="error",
@@ -77,12 +78,12 @@ def contradictions(drafter: Drafter) -> Iterator[Finding]:
             fix=("correct config.json so that it says what the tensors are, or export again",),
             evidence=MEASURED,
         )
-    for fault in drafter.foreign:
+    if drafter.foreign:
         yield Finding(
             name="not-run-here",
             severity="note",
             where=drafter.where,
-            what=f"the drafter {fault}",
+            what=f"the drafter {'; it '.join(drafter.foreign)}",
             effect="an engine may serve it well; job=drafter_test cannot measure it",
             fix=(),
             evidence=MEASURED,
@@ -182,13 +183,8 @@ def names(subject: Subject, drafter: Drafter) -> Iterator[Finding]:
     if not new:
         return
     engine = subject.engine
-    old_sglang = (
-        engine is not None
-        and engine.name == "sglang"
-        and engine.asked.version is not None
-        and parse_version(engine.asked.version) < parse_version(REMAPPED_SINCE)
-    )
-    if old_sglang and engine is not None:
+    serving = engine.serving if engine is not None else None
+    if engine is not None and serving is not None and "layers.0." not in serving.blocks:
         yield Finding(
             name="names-not-remapped",
             severity="error",
@@ -199,7 +195,7 @@ def names(subject: Subject, drafter: Drafter) -> Iterator[Finding]:
                 "rename layers.0.* to midlayer.* in the file",
                 "or serve with SGLang 0.5.12 or newer",
             ),
-            evidence="read: models/llama_eagle3.py::load_weights of 0.5.6 to 0.5.11",
+            evidence=f"{serving.evidence.value}: {serving.source}",
         )
     if subject.trainer is not None and subject.trainer.name == "eagle":
         yield Finding(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ REMAKE_MASK = (
     "t2d[d2t + torch.arange(len(d2t))] = True",
 )
 CONVERT = ("d2t = d2t - torch.arange(len(d2t))  # from absolute ids to offsets",)
+LARGEST = 2.0**62  # NaN is not below it either
 EXACT_IN_BF16 = 256  # whole numbers up to here
 LEAST_ROUNDED = 16  # different offsets beyond it: so many are not all round by chance
 Numbers = np.ndarray[Any, Any]
@@ -101,9 +103,11 @@ def mask_of(drafter: Drafter, t2d: TensorInfo | None, vocab: int) -> Numbers | N
 
 
 def whole_numbers(values: Numbers | None) -> Numbers | None:
-    """Values as int64, where they are finite."""
-    if values is None or (values.dtype.kind == "f" and not np.isfinite(values).all()):
+    """Values as int64, where they are finite and fit."""
+    if values is None:
         return None
+    if values.dtype.kind == "f" and not bool((np.abs(values) < LARGEST).all()):
+        return None  # told by their number type
     return values.astype(np.int64)
 
 
@@ -238,10 +242,20 @@ REIMPORT = "export the mapping that was trained with (vocab_mapping.pt) into the
 def check_zeros(mask: Numbers | None, count: int, finding: Any, remake: Any) -> Iterator[Finding]:
     """All zeros say that the draft vocabulary is the target's first ids."""
     first = mask is not None and int(mask.sum()) == count and bool(mask[:count].all())
+    if first:
+        yield replace(
+            finding(
+                "d2t-zeros",
+                f"d2t is all zero, and t2d says so too: the draft vocabulary is the target's first "
+                f"{count} ids",
+                "none, if it was trained so; tokens of other ids cannot be drafted",
+                (),
+            ),
+            severity="note",
+        )
+        return
     said = (
-        "and t2d says so too"
-        if first
-        else "which is what a table looks like that was never filled"
+        "which is what a table looks like that was never filled"
         if mask is None or mask.all()
         else "but t2d names other tokens"
     )
@@ -249,7 +263,7 @@ def check_zeros(mask: Numbers | None, count: int, finding: Any, remake: Any) -> 
         "d2t-zeros",
         f"d2t is all zero: the draft vocabulary would be the target's first {count} ids, {said}",
         "only tokens of low ids can be drafted; nearly nothing is accepted where training used others",
-        remake if not first else (REIMPORT,),
+        remake,
     )
 
 

@@ -173,7 +173,7 @@ def test_ids_that_the_engine_does_not_look_up(tmp_path: Path, target: Path) -> N
     nested = flat_drafter(tmp_path / "nested")
     found = finding(examine(nested, target, engine=VLLM, trainer="specforge"), "ids-not-looked-up")
     assert "takes its default states (states 2, 3 and 4)" in found.what
-    assert found.fix == ('"eagle_aux_hidden_state_layer_ids": [2, 3, 4]',)
+    assert found.fix[0] == '"eagle_aux_hidden_state_layer_ids": [2, 3, 4]'
     top = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3], "eagle_config": None}
     report = examine(flat_drafter(tmp_path / "top", **top), target, engine=SGLANG)
     found = finding(report, "ids-not-looked-up")

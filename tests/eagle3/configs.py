@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
+from eagle3.checkpoints import examine
 from eagle3.checkpoints.agree import expected_shapes
-from eagle3.form import BadForm, DrafterForm, read_form
+from eagle3.form import DrafterForm, Shapes
 
 WHERE = Path("folder/config.json")
-FLAT: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "model_type": "llama",
+SIZES: dict[str, Any] = {
     "hidden_size": 24,
     "intermediate_size": 40,
     "num_attention_heads": 6,
@@ -21,27 +20,16 @@ FLAT: dict[str, Any] = {
     "head_dim": 8,
     "num_hidden_layers": 1,
     "vocab_size": 50,
-    "draft_vocab_size": 30,
-    "target_hidden_size": 20,
     "max_position_embeddings": 64,
     "rms_norm_eps": 1e-5,
-    "rope_theta": 500.0,
 }
-LAYER = {
-    key: FLAT[key]
-    for key in (
-        "model_type",
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "num_hidden_layers",
-        "vocab_size",
-        "max_position_embeddings",
-        "rms_norm_eps",
-        "rope_theta",
-    )
+DRAFT_VOCAB = 30
+LAYER = {"model_type": "llama", **SIZES, "rope_theta": 500.0}
+FLAT: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    **LAYER,
+    "draft_vocab_size": DRAFT_VOCAB,
+    "target_hidden_size": 20,
 }
 NESTED: dict[str, Any] = {
     "architectures": ["Eagle3DraftModel"],
@@ -49,7 +37,7 @@ NESTED: dict[str, Any] = {
     "speculators_version": "0.9.0",
     "speculators_config": {"verifier": {"name_or_path": "org/target"}},
     "transformer_layer_config": LAYER,
-    "draft_vocab_size": 30,
+    "draft_vocab_size": DRAFT_VOCAB,
     "target_hidden_size": 20,
     "eagle_aux_hidden_state_layer_ids": [2, 4, 6],
     "norm_before_residual": True,
@@ -69,23 +57,28 @@ def changed(base: dict[str, Any], inner: bool = False, **changes: Any) -> dict[s
     return {key: value for key, value in {**base, **changes}.items() if value is not None}
 
 
-def file_of(form: DrafterForm, prefix: str = "midlayer.") -> dict[str, tuple[int, ...]]:
-    """The tensors of a file that fits a form."""
-    names = {name.replace("midlayer.", prefix): s for name, s in expected_shapes(form).items()}
-    return {**names, "t2d": (form.vocab.value,)}
+def form_of(
+    config: dict[str, Any], shapes: Shapes | None = None, layout: str | None = None
+) -> DrafterForm:
+    """The form of a sound checkpoint."""
+    form, faults = examine(config, shapes, WHERE, layout=layout)
+    assert form is not None
+    assert faults == ()
+    return form
 
 
 def sound(config: dict[str, Any], prefix: str = "midlayer.") -> dict[str, tuple[int, ...]]:
     """The tensors of a file that fits a config."""
-    return file_of(read_form(config, None, WHERE), prefix)
+    form = form_of(config)
+    names = {name.replace("midlayer.", prefix): s for name, s in expected_shapes(form).items()}
+    return {**names, "t2d": (form.vocab.value,)}
 
 
-def faults(config: dict[str, Any], shapes: dict[str, tuple[int, ...]] | None) -> str:
-    with pytest.raises(BadForm) as caught:
-        read_form(config, shapes, WHERE)
-    assert str(caught.value).startswith(f"{WHERE}: ")
-    assert all(fault in str(caught.value) for fault in caught.value.faults)
-    return str(caught.value)
+def faults(config: dict[str, Any], shapes: Shapes | None) -> str:
+    """What is wrong with a checkpoint."""
+    _, found = examine(config, shapes, WHERE)
+    assert found
+    return "; ".join(found)
 
 
 def dropped(shapes: dict[str, tuple[int, ...]], *names: str) -> dict[str, tuple[int, ...]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from eagle3 import chain
 from eagle3.chain import draft_chains, draft_to_target_ids
 from eagle3.errors import BadInput
+from eagle3.form import Rope
 from eagle3.model import Drafter, DrafterShape
 from eagle3.wiring import D2T, DecoderLayer
 from tests.eagle3.small import SHAPE, random_drafter
@@ -45,8 +46,9 @@ class PlainEngine:
         name = f"layers.{layer}" if layer else "midlayer"
         w = {key.removeprefix(f"{name}."): value for key, value in self.w.items()}
         q, k, v = ((w[f"self_attn.{part}_proj.weight"] @ z).split(SHAPE.head_dim) for part in "qkv")
-        cache = self.cache[layer]
-        cache.append(([rotated(x, position) for x in k], list(v)))
+        self.cache[layer].append(([rotated(x, position) for x in k], list(v)))
+        window = self.shape.windows[layer] if self.shape.windows else None
+        cache = self.cache[layer] if window is None else self.cache[layer][-window:]
         heads = []
         for h, query in enumerate(q):
             group = h // (SHAPE.heads // SHAPE.kv_heads)
@@ -94,12 +96,26 @@ def text(seed: int) -> tuple[Tensor, Tensor]:
     return ids, torch.randn(12, 3 * SHAPE.target_hidden, generator=generator)
 
 
+# Windows narrower than the chain and than the text, and one that only the text is longer than.
+NARROW = replace(SHAPE, num_layers=2, windows=(2, None))
+WIDE = replace(SHAPE, num_layers=2, windows=(5, 3))
 SWITCHED = replace(SHAPE, num_layers=2, norm_before_residual=True, feedback_normed=True)
 
 
 @pytest.mark.parametrize("rows_at_once", [512, 3])
 @pytest.mark.parametrize(
-    ("seed", "shape"), [(0, SHAPE), (1, SHAPE), (2, SHAPE), (3, SWITCHED), (4, SWITCHED)]
+    ("seed", "shape"),
+    [
+        (0, SHAPE),
+        (1, SHAPE),
+        (2, SHAPE),
+        (3, SWITCHED),
+        (4, SWITCHED),
+        (5, NARROW),
+        (6, NARROW),
+        (7, WIDE),
+        (8, WIDE),
+    ],
 )
 def test_chains_of_all_rows_equal_a_plain_decoding_loop(
     seed: int,
@@ -117,6 +133,36 @@ def test_chains_of_all_rows_equal_a_plain_decoding_loop(
     engine = PlainEngine(drafter, embedding)
     for row, t in enumerate(rows.tolist()):
         assert drafted[row].tolist() == engine.draft(ids, aux, t, 4, to_target), f"row {t}"
+
+
+DYNAMIC = Rope(
+    theta=500.0, kind="dynamic", scaling=(("factor", 4.0), ("max_position_embeddings", 24))
+)
+
+
+def test_a_chain_depends_neither_on_later_text_nor_on_how_many_are_drafted_at_once(
+    embedding: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = random_drafter(3, replace(SHAPE, rope=DYNAMIC))
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(SHAPE.vocab, (48,), generator=generator)
+    aux = torch.randn(48, 3 * SHAPE.target_hidden, generator=generator)
+    to_target = draft_to_target_ids(drafter.d2t, D2T.offset, SHAPE.vocab)
+
+    def chains(last: int, at_once: int) -> list[list[int]]:
+        monkeypatch.setattr(chain, "ROWS_AT_ONCE", at_once)
+        rows = torch.arange(last)
+        given = (embedding, ids[: last + 1], aux[: last + 1], rows)
+        return draft_chains(drafter, *given, steps=4, to_target=to_target).tolist()
+
+    whole = chains(21, 512)  # the last stands at 20, 21, 22, 23
+    assert chains(21, 4) == whole
+    assert chains(9, 512) == whole[:9]
+    for at_once in (512, 4):
+        with pytest.raises(
+            BadInput, match="but behind 24 the drafter's dynamic rope scaling depends"
+        ):
+            chains(40, at_once)
 
 
 def test_the_targets_head_replaces_the_drafters_own(drafter: Drafter, embedding: Tensor) -> None:

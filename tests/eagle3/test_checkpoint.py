@@ -5,16 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from eagle3.checkpoint import load_drafter
+from eagle3.checkpoint import load_drafter, wrong_numbers
 from eagle3.errors import BadInput
 from eagle3.model import Drafter
+from tests.eagle3 import configs
 from tests.eagle3.small import SHAPE, write_tensors
 
 
@@ -172,6 +178,175 @@ def test_shards_of_bin_files_are_one_checkpoint(drafter_folder: Path) -> None:
     (drafter_folder / where["norm.weight"]).unlink()
     with pytest.raises(BadInput, match=r"index\.json and its files do not agree on .*norm\.weight"):
         load_drafter(drafter_folder)
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        ({"weight_map": 5}, "its weight_map is no object"),
+        ({"weight_map": [["a"]]}, "its weight_map is no object"),
+        ({}, "its weight_map is no object"),
+        ({"weight_map": {"fc.weight": 5}}, "do not agree on"),
+    ],
+)
+def test_a_damaged_index_of_bin_files_is_named(
+    drafter_folder: Path, index: dict[str, Any], words: str
+) -> None:
+    as_bin(drafter_folder, load_file(drafter_folder / "model.safetensors"))
+    (drafter_folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with pytest.raises(BadInput, match=words):
+        load_drafter(drafter_folder)
+
+
+def as_bin(folder: Path, state: object) -> None:
+    """Put what torch saves in the place of the weights."""
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    torch.save(state, folder / "pytorch_model.bin")
+
+
+def test_a_bin_holds_plain_tensors_by_name_or_is_refused(drafter_folder: Path) -> None:
+    whole = load_drafter(drafter_folder)
+    tensors = load_file(drafter_folder / "model.safetensors")
+    as_bin(drafter_folder, {**tensors, 5: torch.ones(1)})
+    with pytest.raises(BadInput, match="holds no state_dict"):
+        load_drafter(drafter_folder)
+    fc = tensors["fc.weight"].float()
+    for odd in (fc.to_sparse(), fc.to("meta")):
+        as_bin(drafter_folder, {**tensors, "fc.weight": odd})
+        with pytest.raises(BadInput, match=r"pytorch_model\.bin: fc\.weight is sparse, nested"):
+            load_drafter(drafter_folder)
+    trained = {
+        name: torch.nn.Parameter(t) if t.is_floating_point() else t for name, t in tensors.items()
+    }
+    table = torch.nn.Parameter(torch.ones(SHAPE.vocab, SHAPE.hidden))
+    as_bin(drafter_folder, {**trained, "embed_tokens.weight": table})
+    loaded = load_drafter(drafter_folder)
+    assert loaded.embedding is not None
+    assert not loaded.embedding.requires_grad
+    assert torch.equal(loaded.drafter.fc.weight, whole.drafter.fc.weight)
+
+
+class Largest(TorchDispatchMode):
+    """The size of the largest result of an operation that is no view of what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and not out._is_view():
+            self.size = max(self.size, out.nbytes)
+        return out
+
+
+def test_a_table_is_looked_through_without_a_copy_of_it() -> None:
+    table = torch.zeros(20_000, 16, dtype=torch.bfloat16)
+    with Largest() as largest:
+        assert wrong_numbers({"embed_tokens.weight": table}) == ()
+    assert 0 < largest.size < table.nbytes / 10
+    table[19_999, 15] = float("inf")
+    named = ("embed_tokens.weight holds NaN or infinity",)
+    assert wrong_numbers({"embed_tokens.weight": table}) == named
+    assert wrong_numbers({"embed_tokens.weight": torch.tensor(float("nan"))}) == named
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([0, 1, -1, 10**12, 10**400, 1e308, 5e-324, float("nan"), float("inf")])
+    | st.floats()
+    | st.sampled_from(["", "x", "²2.3", "yarn", "llama3", "dynamic", "qwen3", "sliding_attention"])
+    | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["type", "rope_type", "factor", "x"]), inner, max_size=3)
+    ),
+    max_leaves=4,
+)
+YARNS = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 16,
+    "attention_factor": 1.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "truncate": True,
+}
+WAVES = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+# Keys that are read but are not in the configs, for another value to stand there.
+MORE = {
+    "layer_types": ["full_attention"],
+    "sliding_window": 4,
+    "use_sliding_window": False,
+    "max_window_layers": 1,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "original_max_position_embeddings": 16,
+    "partial_rotary_factor": 1.0,
+    "hidden_act": "silu",
+}
+
+
+def fuzzed(scaling: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A config of each layout in which every key that is read stands."""
+    layer = {**configs.LAYER, **MORE, "rope_scaling": scaling}
+    if scaling["rope_type"] != "yarn":
+        layer.pop("original_max_position_embeddings")
+    nested = {**configs.NESTED, "transformer_layer_config": layer, "norm_before_residual": False}
+    ids = {"eagle_aux_hidden_state_layer_ids": [2, 4, 6], "num_aux_hidden_states": 3}
+    flat = {
+        **configs.FLAT,
+        **layer,
+        "eagle_config": {**ids, "return_hidden_post_norm": False},
+        "norm_output": True,
+        "fc_norm": False,
+        "bias": False,
+        "tie_word_embeddings": False,
+    }
+    return {"flat": flat, "nested": {**nested, "eagle_config": ids}}
+
+
+def places(config: dict[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every value."""
+    for key, value in config.items():
+        yield (*prefix, key)
+        if isinstance(value, dict):
+            yield from places(value, (*prefix, key))
+
+
+def replaced(config: dict[str, Any], place: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """A config with another value at a path."""
+    key, *inner = place
+    return {**config, key: replaced(config[key], tuple(inner), value) if inner else value}
+
+
+@pytest.mark.parametrize("layout", ["flat", "nested"])
+@pytest.mark.parametrize("scaling", [YARNS, WAVES], ids=["yarn", "llama3"])
+@given(data=st.data())
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_value_in_a_config_is_loaded_or_refused(
+    drafter_folder: Path, scaling: dict[str, Any], layout: str, data: st.DataObject
+) -> None:
+    config = fuzzed(scaling)[layout]
+    path = drafter_folder / "config.json"
+    path.write_text(json.dumps(config))
+    load_drafter(drafter_folder)
+    for _ in range(data.draw(st.integers(1, 2))):
+        place = data.draw(st.sampled_from(sorted(places(config))))
+        config = replaced(config, place, data.draw(JSON))
+    path.write_text(json.dumps(config))
+    try:
+        loaded = load_drafter(drafter_folder).drafter
+    except BadInput:
+        return
+    inside, given = torch.arange(4), torch.ones(1, 4, SHAPE.hidden)
+    assert loaded.step(given, given, inside, []).shape == given.shape
 
 
 def test_the_first_layers_other_name_is_the_same_layer(drafter_folder: Path) -> None:

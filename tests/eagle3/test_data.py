@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from eagle3.data import find_data
@@ -31,6 +37,7 @@ from tests.eagle3.dumps import (
     write_speculators,
     write_speculators_v0,
 )
+from tests.eagle3.odd import tensors as odd_tensors
 
 WRITERS: dict[str, tuple[str, Callable[..., None]]] = {
     "pt_shards": ("pt_shards", write_pt_shards),
@@ -65,7 +72,6 @@ def test_every_layout_gives_the_same_rows(writer: str, dtype: torch.dtype, tmp_p
         assert all(map(torch.equal, sample.stored, (*text.aux, end)))
         assert {h.dtype for h in sample.stored} == {dtype}
         assert torch.equal(sample.aux([31, 0]), torch.cat([text.aux[2], text.aux[0]], -1).float())
-        assert sample.teacher is not None
         assert torch.equal(sample.teacher, end.float())
         assert sample.teacher_normed == (layout in NORMED)
         # Behind the norm it is no state that a drafter could be fed.
@@ -227,6 +233,21 @@ def test_a_width_that_is_no_multiple_of_the_targets_is_refused(writer: str, tmp_
         next(read_samples(form, vocab=VOCAB, hidden=6))
 
 
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_first_file_of_another_form_is_damage_like_any_other(writer: str, tmp_path: Path) -> None:
+    layout, write = WRITERS[writer]
+    texts = make_texts(5)
+    # One aux state fewer than the others store, in the file that comes first.
+    write(tmp_path, [replace(texts[0], aux=texts[0].aux[:2]), *texts[1:]])
+    form = find(tmp_path, states=[*STATES, LAYERS])
+    words = "8 wide, which 3 states do not" if layout in NORMED else "stores 3 states, but .* 4"
+    with pytest.raises(BadInput, match=rf"{form.files[0].name}.* {words}.*\(1 of 5 files cannot"):
+        read(form)
+    left_out = LeftOut()
+    assert len(read(form, damaged="skip", left_out=left_out)) == 4
+    assert [skipped.path for skipped in left_out.skipped] == [form.files[0]]
+
+
 def test_any_number_of_aux_states_is_read(tmp_path: Path) -> None:
     (text,) = make_texts(1)
     wide = torch.cat([*text.aux, *text.aux], -1)
@@ -250,6 +271,61 @@ def test_files_come_in_numeric_order_and_trainers_side_files_are_left_out(tmp_pa
     form = find(tmp_path)
     assert [path.stem for path in form.files] == ["data_9", "data_10", "data_2000"]
     assert form.notes == ("not taken for samples: vocab_mapping/vocab_mapping.pt",)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_links_to_folders_are_followed(writer: str, tmp_path: Path) -> None:
+    WRITERS[writer][1](tmp_path / "elsewhere", make_texts(5))
+    data = tmp_path / "data"
+    data.mkdir()
+    for path in (tmp_path / "elsewhere").iterdir():
+        (data / path.name).symlink_to(path)
+    samples = read(find(data))
+    assert len(samples) == 5
+    assert all(data in sample.path.parents for sample in samples)
+
+
+def test_a_link_that_leads_upwards_ends_there(tmp_path: Path) -> None:
+    write_pt_shards(tmp_path / "data", make_texts())
+    (tmp_path / "data" / "rows_0-2" / "up").symlink_to(tmp_path)
+    (tmp_path / "data" / "rows_0-2" / "round").symlink_to(tmp_path / "data" / "rows_0-2")
+    assert len(find(tmp_path / "data").files) == 3
+
+
+def test_a_folder_of_samples_that_two_ways_lead_to_is_refused(tmp_path: Path) -> None:
+    write_pt_shards(tmp_path, make_texts())
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "still_empty").symlink_to("empty")
+    assert len(find(tmp_path).files) == 3
+    (tmp_path / "latest").symlink_to("rows_2-4")
+    with pytest.raises(BadInput, match=r"/latest and .*/rows_2-4 are the same folder, .* twice"):
+        find(tmp_path)
+
+
+@pytest.mark.parametrize("target", ["gone", "rows_4-6"])
+def test_a_link_that_leads_nowhere_is_named(target: str, tmp_path: Path) -> None:
+    write_pt_shards(tmp_path, make_texts())
+    (tmp_path / "rows_4-6").symlink_to(target)
+    with pytest.raises(BadInput, match="/rows_4-6 is a link that leads nowhere"):
+        find(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may list every folder")
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path) -> None:
+    write_pt_shards(tmp_path, make_texts())
+    (tmp_path / "rows_2-4").chmod(0)
+    with pytest.raises(BadInput, match="/rows_2-4 cannot be listed: Permission denied"):
+        find(tmp_path)
+    (tmp_path / "rows_2-4").chmod(0o700)
+
+
+def test_a_row_that_two_files_stand_for_is_not_counted_twice(tmp_path: Path) -> None:
+    write_speculators(tmp_path, make_texts())
+    states = tmp_path / "hidden_states"
+    shutil.copy(states / "hs_1.safetensors", states / "hs_0001.safetensors")
+    words = r"hs_(1|0001)\.safetensors and hs_(1|0001)\.safetensors both stand for row 1"
+    with pytest.raises(BadInput, match=words):
+        find(tmp_path)
 
 
 def test_a_sample_that_lies_there_plain_and_zipped_is_not_counted_twice(tmp_path: Path) -> None:
@@ -291,11 +367,109 @@ def test_states_without_their_dataset_are_refused(tmp_path: Path) -> None:
     arrow.unlink()
     with pytest.raises(BadInput, match=r"00001-of-00002\.arrow is damaged or truncated"):
         find(tmp_path)
-    (tmp_path / "state.json").write_text("{}")
-    with pytest.raises(BadInput, match=r"state\.json does not list the dataset's files"):
-        find(tmp_path)
+    for listed in ({}, {"_data_files": []}, {"_data_files": ["data.arrow"]}):
+        (tmp_path / "state.json").write_text(json.dumps(listed))
+        with pytest.raises(BadInput, match=r"state\.json does not list the dataset's files"):
+            find(tmp_path)
     (tmp_path / "state.json").unlink()
     with pytest.raises(BadInput, match=r"no dataset \(state\.json and \*\.arrow\) lies there"):
+        find(tmp_path)
+
+
+CELLS = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=2)
+    | st.binary(max_size=2)
+    | st.decimals(allow_nan=False, places=2, min_value=0, max_value=9)
+    | st.datetimes(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_whatever_a_dump_and_its_dataset_hold_is_a_sample_or_a_bad_input(
+    data: st.DataObject,
+) -> None:
+    texts = make_texts(1)
+    with TemporaryDirectory() as name:
+        write_speculators(Path(name, "sound"), texts, shards=1)
+        sound = find(Path(name, "sound"))
+        folder = Path(name, "odd")
+        write_speculators(folder, texts, shards=1)
+        path = folder / sound.files[0].relative_to(sound.folder)
+        row: dict[str, Any] = {
+            "input_ids": texts[0].ids.tolist(),
+            "loss_mask": texts[0].mask.tolist(),
+            "seq_len": len(texts[0].ids),
+        }
+        for column in data.draw(st.sets(st.sampled_from(sorted(row)), max_size=2)):
+            row[column] = data.draw(CELLS)
+        write_table(folder, {column: [value] for column, value in row.items()})
+        tensors = load_file(path)
+        keys = st.sampled_from([*tensors, "hidden_states_scales"])
+        for key in data.draw(st.sets(keys, max_size=2)):
+            tensors[key] = data.draw(odd_tensors(plain=True))
+        save_file(tensors, path)
+        for of_its_own in (False, True):  # read by the form of sound data, and by its own
+            fault = path.name
+            try:
+                read(find(folder) if of_its_own else replace(sound, files=(path,)))
+            except BadInput as error:
+                fault = str(error)
+            assert path.name in fault
+
+
+def write_table(folder: Path, columns: dict[str, list[Any]]) -> None:
+    """The only shard of a dataset anew, of whatever types the values are."""
+    try:
+        table = pa.table(columns)
+    except (pa.ArrowException, OverflowError):
+        assume(False)  # values of which arrow makes no column
+    path = folder / "data-00000-of-00001.arrow"
+    with path.open("wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"input_ids": [3]}, r"input_ids must have the shape \[T\], .*not \[\]"),
+        ({"input_ids": [[]]}, "the dataset's row 0 has 0 input_ids, but its seq_len says 9"),
+        ({"input_ids": [None]}, "input_ids of the dataset's row 0 holds something else than num"),
+        ({"input_ids": [["a"]]}, "input_ids of the dataset's row 0 holds something else than num"),
+        ({"loss_mask": [[{"a": 1}]]}, "loss_mask of the dataset's row 0 holds something else than"),
+        ({"loss_mask": [[1.0, 0.5]]}, "loss_mask holds other values than 0 and 1, such as 0.5"),
+        ({"seq_len": [8]}, "the dataset's row 0 has 9 input_ids, but its seq_len says 8"),
+        ({"seq_len": [[9]]}, r"the dataset's row 0 has 9 input_ids, but its seq_len says \[9\]"),
+        ({"seq_len": [None]}, "seq_len of the dataset's row 0 holds something else than numbers"),
+    ],
+)
+def test_a_row_of_the_dataset_that_is_no_text_is_damage(
+    columns: dict[str, list[Any]], words: str, tmp_path: Path
+) -> None:
+    (text,) = make_texts(1)
+    write_speculators(tmp_path, [text], shards=1)
+    sound = {"input_ids": [text.ids.tolist()], "loss_mask": [text.mask.tolist()], "seq_len": [9]}
+    write_table(tmp_path, sound | columns)
+    form = find(tmp_path)
+    with pytest.raises(BadInput, match=rf"hs_0\.safetensors: {words}"):
+        read(form)
+    with pytest.raises(BadInput, match="none of the 1 files"):
+        read(form, damaged="skip", left_out=LeftOut())
+
+
+def test_shards_of_different_columns_are_refused(tmp_path: Path) -> None:
+    write_speculators(tmp_path, make_texts())
+    write_table(tmp_path, {"text": ["a"]})
+    (tmp_path / "data-00000-of-00001.arrow").rename(tmp_path / "data-00000-of-00002.arrow")
+    with pytest.raises(BadInput, match=r"the files of the dataset .* do not have the same columns"):
         find(tmp_path)
 
 
@@ -317,13 +491,26 @@ def test_a_host_without_pyarrow_is_told_so(tmp_path: Path, monkeypatch: pytest.M
         ({"hidden_states": torch.ones(9, 4, HIDDEN)}, "lengths differ: input_ids 10"),
         (
             {"hidden_states": torch.ones(10, 3, HIDDEN)},
-            "stores 3 states, but the data's first file 4",
+            "stores 3 states, but the data's other files 4",
         ),
         (
             {"hidden_states": torch.ones(10, 4 * HIDDEN)},
             r"floats of shape \[T, L, H\], not .*\[10, 16\]",
         ),
         ({"hidden_states": torch.ones(10, 4, HIDDEN).to(torch.float8_e4m3fn)}, "float8_e4m3fn"),
+        ({"hidden_states": torch.ones(10, 0, HIDDEN)}, r"shape \[T, L, H\], not .*\[10, 0, 4\]"),
+        (
+            {"hidden_states_scales": torch.ones(5, 1, 1)},
+            r"scales must be .*\[10, 1, 1\].*\[5, 1, 1\]",
+        ),
+        ({"hidden_states_scales": torch.ones(10)}, r"scales must be .*, not torch.float32 \[10\]"),
+        (
+            {"hidden_states_scales": torch.ones(HIDDEN)},
+            r"scales must be .*, not torch.float32 \[4\]",
+        ),
+        ({"hidden_states_scales": torch.ones(10, 1, 1).cfloat()}, "not torch.complex64"),
+        ({"token_ids": torch.ones(10, dtype=torch.complex64)}, "token_ids must be whole numbers"),
+        ({"token_ids": torch.tensor(3)}, r"token_ids must have the shape \[T\]"),
         ({"token_ids": None}, "lacks token_ids; it has hidden_states"),
     ],
 )

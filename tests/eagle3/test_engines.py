@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3 import checkouts
-from eagle3.checkouts import FILES, TABLE, add_release, capture_hash, find_package, known_checkout
+from eagle3.checkouts import TABLE, add_release, capture_hash, find_package, known_checkout
 from eagle3.conventions import ENGINES, READ, RULES, TRAINERS, Evidence, Meaning, Reach, Rule
 from eagle3.engines import (
     default_states,
@@ -26,11 +26,12 @@ from eagle3.engines import (
     served_states,
 )
 from eagle3.errors import BadInput
-from eagle3.releases import parse_version
+from eagle3.releases import holds, parse_version
 from eagle3.serving import SERVING, SWITCHES, Switch, serving_for
 
 KIMI = 61  # layers
 PATCH = "the embedding capture patch"
+COPY = "the embedding copy patch"
 
 
 def kimi(version: str) -> Rule:
@@ -43,7 +44,12 @@ def kimi(version: str) -> Rule:
 @pytest.mark.parametrize(
     ("ecosystem", "version", "name", "ids", "states"),
     [
-        ("sglang", "0.5.6", "kimi_k25", [2, 30, 58], (3, 31, 59)),
+        ("sglang", "0.5.6", "kimi_k2", [2, 30, 58], (3, 31, 59)),
+        ("sglang", "0.5.11", "glm4_moe_lite", [2, 30, 58], (3, 31, 59)),
+        ("sglang", "0.5.11", "Glm4MoeLiteForCausalLM", [1, 29, 57], (2, 30, 58)),
+        ("sglang", "0.5.22", "Qwen3_5MoeForConditionalGeneration", [2, 30, 58], (3, 31, 59)),
+        ("sglang", "0.5.16", "gemma3_causal", [2, 30, 58], (3, 31, 59)),
+        ("sglang", "0.5.22", "gemma4_causal", [2, 30, 58], (3, 31, 59)),
         ("sglang", "0.5.12", "kimi_k25", [2, 30, 58], (3, 31, 59)),
         ("sglang", "0.5.12.post1", "DeepseekV3ForCausalLM", [2, 30, 58], (3, 31, 59)),
         ("sglang", "0.5.13", "kimi_k25", [2, 30, 58], (2, 30, 58)),
@@ -88,7 +94,10 @@ def test_ids_bring_these_states_of_61_layers(
         ("sglang", "0.5.14", "kimi_k25", [0, 3, 31], (0, 3, 31), None),
         ("sglang", "0.5.23", "llama", [0, 3, 31], (-1, 2, 30), None),
         ("sglang", "0.5.21", "llama", [0, 3, 31], (-1, 2, 30), PATCH),
-        ("sglang", "0.5.9", "qwen3", [0, 3, 31], (-1, 2, 30), None),
+        ("sglang", "0.5.9", "qwen3", [0, 3, 31], (-1, 2, 30), COPY),
+        ("sglang", "0.5.21", "qwen3", [0, 3, 31], (-1, 2, 30), None),
+        ("sglang", "0.5.4", "qwen3_moe", [0, 3, 31], (-1, 2, 30), COPY),
+        ("sglang", "0.5.5", "qwen3_moe", [0, 3, 31], (-1, 2, 30), None),
         ("vllm", "0.33.0", "kimi_k25", [2, 30, 58], (2, 30, 58), None),
         ("vllm", "0.33.0", "kimi_k25", [0, 3, 31], (0, 3, 31), PATCH),
         ("vllm", "0.33.0", "kimi_k25", [1, 30, 61], (1, 30, 61), None),
@@ -196,6 +205,28 @@ def test_ids_that_sglang_loses_are_named(
         assert any(problem in said for said in served.problems)
 
 
+@pytest.mark.parametrize(
+    ("version", "name", "reason"),
+    [
+        ("0.5.17", "gemma3", "apart from the residual"),
+        ("0.5.23", "Gemma3ForConditionalGeneration", "apart from the residual"),
+        ("0.5.12", "gemma4_causal", "writes over it"),
+        ("0.5.21", "Gemma4UnifiedForConditionalGeneration", "writes over it"),
+    ],
+)
+@pytest.mark.parametrize("ids", [None, [], [-1], [2, 30, 58]])
+def test_what_gemma_hands_out_is_no_state_in_some_releases(
+    version: str, name: str, reason: str, ids: list[int] | None
+) -> None:
+    rule = rule_for("sglang", version, name)
+    served = served_states(rule, ids, KIMI)
+    assert served.states is None
+    assert any(reason in problem and "needs a patch" in problem for problem in served.problems)
+    written = ids_to_write(rule, [2, 30, 58], KIMI)
+    assert (written.possible, written.ids) == (False, None)
+    assert reason in written.why
+
+
 def test_tensorrt_llm_leaves_a_chunk_unset_for_an_id_of_no_layer() -> None:
     served = served_states(rule_for("tensorrt_llm", None, None), [2, 30, 61], KIMI)
     assert served.states is None
@@ -212,7 +243,7 @@ def test_the_order_of_a_list_is_not_kept_and_that_is_said() -> None:
 def test_defaults_are_the_reference_s_states(rule: Rule) -> None:
     assert default_states(rule, KIMI) == (2, 30, 58)
     assert default_states(rule, 36) == (2, 18, 33)
-    assert served_states(rule, None, KIMI).states == (2, 30, 58)
+    assert served_states(rule, None, KIMI).states == (None if rule.fault else (2, 30, 58))
 
 
 def test_defaults_that_differ() -> None:
@@ -288,6 +319,8 @@ def test_the_rows_of_a_class_leave_no_gap_and_do_not_overlap(name: str, rows: li
 def test_rows_are_whole(row: Rule) -> None:
     assert row.source
     assert (row.embedding is Reach.patch) is (row.patch is not None)
+    if row.fault:
+        assert (row.embedding, row.last) == (Reach.no, Reach.no)
     if row.ecosystem == "vllm" or (row.ecosystem == "sglang" and row.classes != ("*",)):
         assert row.evidence is Evidence.read
         assert row.places
@@ -315,6 +348,23 @@ def test_a_slip_in_the_name_is_answered_with_the_nearest() -> None:
         ("sglang", "0.5.13rc1", "kimi_k25", "before the release in which this changed"),
         ("sglang", "newest", "kimi_k25", "is no version"),
         ("vllm", "0.17.0", "kimi_k25", "it does from 0.18.0 on"),
+        ("sglang", "0.5.4", "deepseek_v2", "it does from 0.5.5 on"),
+        ("sglang", "0.5.4", "glm4_moe", "it does from 0.5.5 on"),
+        ("sglang", "0.5.5", "minimax_m2", "it does from 0.5.6 on"),
+        ("sglang", "0.5.5", "longcat_flash", "it does from 0.5.6 on"),
+        ("sglang", "0.5.6", "mistral_large_3", "it does from 0.5.7 on"),
+        ("sglang", "0.5.6", "Ministral3ForCausalLM", "it does from 0.5.7 on"),
+        ("sglang", "0.5.7", "glm4_moe_lite", "it does from 0.5.8 on"),
+        ("sglang", "0.5.8.post1", "bailing_moe", "it does from 0.5.9 on"),
+        ("sglang", "0.5.8.post1", "exaone_moe", "it does from 0.5.9 on"),
+        ("sglang", "0.5.8.post1", "GlmMoeDsaForCausalLM", "it does from 0.5.9 on"),
+        ("sglang", "0.5.8.post1", "qwen3_next", "it does from 0.5.9 on"),
+        ("sglang", "0.5.6", "kimi_k25", "it does from 0.5.10 on"),
+        ("sglang", "0.5.10.post1", "qwen3_vl", "it does from 0.5.11 on"),
+        ("sglang", "0.5.10.post1", "qwen3_vl_moe", "it does from 0.5.11 on"),
+        ("sglang", "0.5.12.post1", "gemma4_unified", "it does from 0.5.13 on"),
+        ("sglang", "0.5.15.post1", "MellumForCausalLM", "it does from 0.5.16 on"),
+        ("sglang", "0.5.21", "Qwen3_5ForConditionalGeneration", "it does from 0.5.22 on"),
     ],
 )
 def test_what_is_missing_to_tell_the_meaning_is_asked_for(
@@ -343,7 +393,7 @@ def test_releases_that_nobody_read_are_inferred() -> None:
     newer = kimi("0.6.0")
     assert newer.evidence is Evidence.inferred
     assert any("0.6.0 was not read" in note for note in newer.notes)
-    assert kimi("0.4.9").evidence is Evidence.inferred
+    assert rule_for("sglang", "0.4.9", "llama").evidence is Evidence.inferred
 
 
 @pytest.mark.parametrize(
@@ -467,6 +517,18 @@ def test_serving_rows_are_whole(row: Any) -> None:
 # Checkouts.
 
 MODEL = '''
+class LlamaDecoderLayer:
+    def __init__(self):
+        self.mlp = None
+
+    def forward(self, x, residual):
+        x = self.rest(x, residual)
+        return x + 0, residual
+
+    def rest(self, x, residual):
+        return self.mlp(x)
+
+
 class LlamaModel:
     def forward(self, x, residual):
         """Walk the layers."""
@@ -503,7 +565,7 @@ def changed(old: str, new: str) -> str:
         changed('"""Walk the layers."""', '"""Another docstring, on layers_to_capture."""'),
         changed("(self, layer_ids=None)", "(\n        self, layer_ids: list | None = None\n    )"),
         changed("return open(path)", "return open(path, 'rb')"),
-        changed("self.norm(x), aux", "self.final(x), aux"),
+        changed("self.mlp = None", "self.mlp = object()"),
     ],
 )
 def test_what_does_not_decide_keeps_the_hash(source: str) -> None:
@@ -519,6 +581,11 @@ def test_what_does_not_decide_keeps_the_hash(source: str) -> None:
         changed("if i in self", "if i + 1 in self"),
         changed("aux.append(x + residual)", "aux.append(x)"),
         changed("range(self.start_layer,", "range(self.start_layer + 1,"),
+        changed("= self.layers[i](x, residual)", "= self.layers[i](x), residual"),
+        changed("aux = []", "aux = [residual]"),
+        changed("self.norm(x), aux", "self.norm(x), aux[::-1]"),
+        changed("return x + 0, residual", "return x + residual, None"),
+        changed("self.mlp(x)", "self.mlp(x + residual)"),
     ],
 )
 def test_what_decides_changes_the_hash(source: str) -> None:
@@ -581,6 +648,55 @@ def test_another_capture_is_unknown_and_names_the_file(
     assert "srt/models/llama.py" in found.answer
 
 
+def test_a_model_that_no_release_has_differs(releases: dict[str, Path]) -> None:
+    model = releases["9.9.1"] / "python/sglang/srt/models/deep/new.py"
+    model.parent.mkdir()
+    model.write_text("class Model:\n    def forward(self, x):\n        return x\n")
+    assert known_checkout(releases["9.9.1"]).known
+    model.write_text(MODEL)
+    assert known_checkout(releases["9.9.1"]).differs == ("srt/models/deep/new.py",)
+
+
+def test_only_some_of_many_files_that_differ_are_named(
+    releases: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = fake(tmp_path / "many")
+    for i in range(8):
+        (folder / f"python/sglang/srt/models/new{i}.py").write_text(MODEL)
+    found = known_checkout(folder)
+    assert len(found.differs) == 8
+    assert "new3.py and 4 more" in found.answer
+    assert "new4.py" not in found.answer
+
+
+def test_of_a_model_runner_only_the_statements_count_that_decide() -> None:
+    runner = """
+class Runner:
+    def load(self):
+        self.memory = 1
+        if self.drafts:
+            ids = config["eagle_aux_hidden_state_layer_ids"]
+"""
+    other = runner.replace("memory = 1", "memory = 2")
+    assert capture_hash(runner, whole=False) == capture_hash(other, whole=False)
+    assert capture_hash(runner) != capture_hash(other)
+    other = runner.replace("self.drafts", "self.trains")
+    assert capture_hash(runner, whole=False) != capture_hash(other, whole=False)
+
+
+def test_where_a_folder_lies_does_not_matter(tmp_path: Path) -> None:
+    runner = "srt/model_executor/model_runner.py"
+    source = "def load(self):\n    x = 1\n    self.eagle_aux_hidden_state_layer_ids = x\n"
+    hashes = []
+    for root in (tmp_path / "a", tmp_path / "models"):
+        file = fake(root) / "python" / "sglang" / runner
+        file.parent.mkdir(parents=True)
+        file.write_text(source)
+        hashes.append(checkouts.capture_hashes(root / "python" / "sglang", "sglang"))
+    assert hashes[0] == hashes[1]
+    assert runner in hashes[0]
+
+
 def test_a_missing_and_an_unreadable_file_differ(releases: dict[str, Path]) -> None:
     llama = releases["9.9.1"] / "python/sglang/srt/models/llama.py"
     llama.write_text("def set_eagle3_layers_to_capture(:\n")
@@ -615,18 +731,8 @@ def test_the_table_of_hashes_fits_the_rules() -> None:
         keys = [parse_version(release) for release in entry["releases"]]
         assert keys == sorted(keys)
         assert (entry["releases"][0], entry["releases"][-1]) == READ[ecosystem]
-        assert set(entry["files"]) <= set(FILES[ecosystem])
-        assert set(entry["files"]) >= {file for file in FILES[ecosystem] if "models/" in file}
         for changes in entry["files"].values():
             assert set(changes) <= set(entry["releases"])
-    # Where the table of rules says that the code changed, so do the hashes.
-    deepseek = table["sglang"]["files"]["srt/models/deepseek_v2.py"]
-    assert {
-        row.since for row in RULES if "kimi_k25" in row.classes and row.ecosystem == "sglang"
-    } <= {
-        None,
-        *deepseek,
-    }
 
 
 def test_neither_torch_nor_numpy_is_imported() -> None:
@@ -635,3 +741,68 @@ def test_neither_torch_nor_numpy_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+# The file with the layer loop of each class of SGLang, where it is not named as the class.
+LOOPS = {
+    **dict.fromkeys(
+        ("deepseek_v3", "deepseek_v32", "kimi_k2", "mistral_large_3", "glm_moe_dsa"), "deepseek_v2"
+    ),
+    **dict.fromkeys(("mistral", "phi3", "internlm3", "ministral3"), "llama"),
+    **dict.fromkeys(("gemma3",), "gemma3_causal"),
+    **dict.fromkeys(("gemma4", "gemma4_unified"), "gemma4_causal"),
+    "mellum": "qwen3_moe",
+    "qwen3_5_moe": "qwen3_5",
+}
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in RULES if row.ecosystem == "sglang" and row.evidence is Evidence.read]
+)
+def test_what_was_read_has_capture_code_in_every_release(row: Rule) -> None:
+    table = json.loads(TABLE.read_text())["sglang"]
+    releases = [v for v in table["releases"] if holds(row.since, row.until, parse_version(v))]
+    assert releases
+    names = [name for name in row.classes if name.islower()]
+    assert names
+    for name in names:
+        changes = table["files"][f"srt/models/{LOOPS.get(name, name)}.py"]
+        digest = None
+        for release in table["releases"]:
+            digest = changes.get(release, digest)
+            assert digest or release not in releases, (name, release)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("deepseek_v2", "gpt_oss", "llama", "llama4", "qwen2", "gemma3_causal", "gemma4_causal"),
+        *("qwen2_moe", "minimax_m2", "minimax_m3", "minimax_m3_vl"),
+    ],
+)
+def test_where_a_rule_changed_so_did_the_hash(name: str) -> None:
+    changes = json.loads(TABLE.read_text())["sglang"]["files"][f"srt/models/{name}.py"]
+    rows = [row for row in RULES if row.ecosystem == "sglang" and name in row.classes]
+    assert {row.since for row in rows[1:]} <= set(changes)
+
+
+@pytest.mark.parametrize(
+    ("module", "architecture"),
+    [
+        ("kimi_k25", "KimiK25ForConditionalGeneration"),
+        ("deepseek_v3", "DeepseekV3ForCausalLM"),
+        ("glm4_moe_lite", "Glm4MoeLiteForCausalLM"),
+        ("gemma3_causal", "Gemma3ForCausalLM"),
+        ("gemma4_mm", "Gemma4ForConditionalGeneration"),
+        ("qwen3_5", "Qwen3_5ForConditionalGeneration"),
+        ("bailing_moe", "BailingMoeV2ForCausalLM"),
+        ("exaone_moe", "ExaoneMoEForCausalLM"),
+    ],
+)
+def test_a_module_and_its_architecture_have_the_same_row(module: str, architecture: str) -> None:
+    for ecosystem, version in (("sglang", "0.5.23"), ("vllm", "0.33.0")):
+        ours, theirs = (
+            rule_for(ecosystem, version, name) for name in (module, architecture.upper())
+        )
+        assert ours.source == theirs.source
+        assert (ours.meaning, ours.evidence) == (theirs.meaning, theirs.evidence)

@@ -11,25 +11,25 @@ import pytest
 
 from eagle3.checkpoints.agree import expected_shapes
 from eagle3.errors import BadInput
-from eagle3.form import Rope, read_form
+from eagle3.form import Rope
 from eagle3.model import Drafter
 from tests.eagle3.configs import (
     BOTH,
     FLAT,
     LAYER,
     NESTED,
-    WHERE,
     YARN,
     changed,
     dropped,
     faults,
+    form_of,
     sound,
 )
 from tests.eagle3.small import drafter_shape_of
 
 
 def test_the_flat_layout_and_where_its_values_are_from() -> None:
-    form = read_form(FLAT, {**sound(FLAT), "embed_tokens.weight": (50, 24)}, WHERE)
+    form = form_of(FLAT, {**sound(FLAT), "embed_tokens.weight": (50, 24)})
     plain = form.plain()
     assert plain["layout"] == {
         "value": "specforge",
@@ -47,7 +47,7 @@ def test_the_flat_layout_and_where_its_values_are_from() -> None:
 
 
 def test_the_nested_layout_and_where_its_values_are_from() -> None:
-    plain = read_form(NESTED, sound(NESTED, "layers.0."), WHERE).plain()
+    plain = form_of(NESTED, sound(NESTED, "layers.0.")).plain()
     assert plain["layout"]["value"] == "speculators"
     assert plain["heads"]["origin"] == "config.json: transformer_layer_config.num_attention_heads"
     assert plain["num_aux"]["origin"] == "config.json: eagle_aux_hidden_state_layer_ids"
@@ -63,7 +63,7 @@ def test_the_nested_layout_and_where_its_values_are_from() -> None:
 @BOTH
 def test_one_drafter_in_two_layouts_is_one_form(base: dict[str, Any]) -> None:
     config = changed(changed(base, norm_before_residual=True), inner=True, attention_bias=True)
-    form = read_form(config, None, WHERE)
+    form = form_of(config)
     drafter = Drafter(drafter_shape_of(form))
     assert drafter.shape.norm_before_residual
     assert drafter.shape.attention_bias
@@ -88,7 +88,7 @@ def test_the_tensors_a_form_expects_are_the_drafters(
     outer = {key: value for key, value in changes.items() if key not in inner}
     if base is NESTED and inner.get("model_type") == "qwen3":
         inner.pop("mlp_bias", None)
-    form = read_form(changed(changed(base, **outer), inner=True, **inner), None, WHERE)
+    form = form_of(changed(changed(base, **outer), inner=True, **inner))
     state = Drafter(drafter_shape_of(form)).state_dict()
     got = {name: tuple(t.shape) for name, t in state.items() if name != "t2d"}
     assert got == expected_shapes(form)
@@ -96,7 +96,7 @@ def test_the_tensors_a_form_expects_are_the_drafters(
 
 @BOTH
 def test_without_the_file_nothing_is_claimed_about_it(base: dict[str, Any]) -> None:
-    form = read_form(base, None, WHERE)
+    form = form_of(base)
     assert form.embedding.value is form.head.value is None
     assert "not examined" in form.head.origin
     assert form.num_aux.value == 3
@@ -104,8 +104,8 @@ def test_without_the_file_nothing_is_claimed_about_it(base: dict[str, Any]) -> N
 
 def test_layer_ids_are_found_in_both_places_and_must_agree() -> None:
     key = "eagle_aux_hidden_state_layer_ids"
-    nested = read_form({**FLAT, "eagle_config": {key: [1, 3, 5]}}, None, WHERE)
-    top = read_form({**FLAT, key: [1, 3, 5]}, None, WHERE)
+    nested = form_of({**FLAT, "eagle_config": {key: [1, 3, 5]}})
+    top = form_of({**FLAT, key: [1, 3, 5]})
     assert nested.layer_ids.value == top.layer_ids.value == (1, 3, 5)
     assert nested.layer_ids.origin == f"config.json: eagle_config.{key}"
     both = {**FLAT, key: [1, 3, 5], "eagle_config": {key: [2, 4, 6]}}
@@ -119,7 +119,7 @@ def test_layer_ids_are_found_in_both_places_and_must_agree() -> None:
 def test_what_speculators_ids_mean_depends_on_its_version(
     version: str | None, meaning: str | None
 ) -> None:
-    form = read_form(changed(NESTED, speculators_version=version), None, WHERE)
+    form = form_of(changed(NESTED, speculators_version=version))
     assert form.layer_convention.value == meaning
 
 
@@ -129,7 +129,7 @@ def test_absent_keys_take_the_ecosystems_defaults_and_say_so(base: dict[str, Any
     if base is NESTED:
         config = changed(config, norm_before_residual=None, norm_output=None, draft_vocab_size=None)
         config = changed(config, inner=True, vocab_size=40_000)
-    form = read_form(config, None, WHERE)
+    form = form_of(config)
     assert form.rope.value == Rope(theta=10_000.0)
     assert (form.norm_eps.value, form.norm_eps.origin) == (1e-6, "default of LlamaConfig")
     assert form.head_dim.value == 4
@@ -140,9 +140,7 @@ def test_absent_keys_take_the_ecosystems_defaults_and_say_so(base: dict[str, Any
 
 
 def test_a_silent_decoder_layer_block_is_its_classs_own_defaults() -> None:
-    form = read_form(
-        changed(NESTED, transformer_layer_config={}, draft_vocab_size=32_000), None, WHERE
-    )
+    form = form_of(changed(NESTED, transformer_layer_config={}, draft_vocab_size=32_000))
     assert form.qk_norm.value is True  # the class is Qwen3Config
     assert (form.hidden.value, form.head_dim.value, form.vocab.value) == (4096, 128, 151_936)
     assert form.hidden.origin == "default of Qwen3Config"
@@ -167,7 +165,7 @@ def test_a_silent_decoder_layer_block_is_its_classs_own_defaults() -> None:
     ],
 )
 def test_sliding_windows(layer: dict[str, Any], windows: tuple[int | None, ...]) -> None:
-    form = read_form(changed(NESTED, inner=True, **layer), None, WHERE)
+    form = form_of(changed(NESTED, inner=True, **layer))
     assert form.windows.value == windows
 
 
@@ -184,25 +182,25 @@ def test_the_nested_block_as_modelopt_writes_it() -> None:
     }
     config = {**FLAT, "eagle_config": block, "bos_token_id": 1, "torch_dtype": "bfloat16"}
     shapes = dropped(sound(FLAT, "layers.0."), "t2d")
-    assert read_form(config, shapes, WHERE).feedback_normed.value is True
+    assert form_of(config, shapes).feedback_normed.value is True
 
 
 def test_norm_output_means_different_things() -> None:
-    flat = read_form({**FLAT, "norm_output": False}, None, WHERE)
-    nested = read_form({**NESTED, "norm_output": True}, None, WHERE)
+    flat = form_of({**FLAT, "norm_output": False})
+    nested = form_of({**NESTED, "norm_output": True})
     assert (flat.head_norm.value, flat.feedback_normed.value) == (False, False)
     assert (nested.head_norm.value, nested.feedback_normed.value) == (True, True)
 
 
 def test_the_layout_is_found_by_looking_or_as_asked() -> None:
-    assert read_form(FLAT, None, WHERE, layout="specforge").layout.origin == "asked for"
+    assert form_of(FLAT, layout="specforge").layout.origin == "asked for"
     with pytest.raises(BadInput, match="no checkpoint layout named 'x'; there are specforge, spec"):
-        read_form(FLAT, None, WHERE, layout="x")
+        form_of(FLAT, layout="x")
     target = {"architectures": ["LlamaForCausalLM"], "hidden_size": 24}
     with pytest.raises(
         BadInput, match=r"config\.json looks like no layout that is known; known are"
     ):
-        read_form(target, {"model.layers.0.input_layernorm.weight": (24,)}, WHERE)
+        form_of(target, {"model.layers.0.input_layernorm.weight": (24,)})
 
 
 @BOTH
@@ -221,7 +219,7 @@ def test_the_layout_is_found_by_looking_or_as_asked() -> None:
 def test_one_rotary_embedding_in_every_spelling(
     base: dict[str, Any], spelling: dict[str, Any]
 ) -> None:
-    rope = read_form(changed(base, inner=True, **spelling), None, WHERE).rope.value
+    rope = form_of(changed(base, inner=True, **spelling)).rope.value
     assert rope == Rope(theta=500.0, kind="yarn", scaling=tuple(sorted(YARN.items())))
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from eagle3.form import read_form
-from tests.eagle3.configs import BOTH, FLAT, NESTED, WHERE, YARN, changed, faults, sound
+from tests.eagle3.configs import BOTH, FLAT, NESTED, YARN, changed, faults, form_of, sound
 
 
 @BOTH
@@ -143,6 +142,138 @@ def test_the_nested_block_of_a_flat_config(block: Any, words: str) -> None:
 def test_both_names_of_the_first_layer_at_once() -> None:
     shapes = sound(FLAT) | {"layers.0.hidden_norm.weight": (24,)}
     assert "midlayer.hidden_norm.weight and layers.0.hidden_norm.weight" in faults(FLAT, shapes)
+    shapes = sound(FLAT, "layers.0.") | {"midlayer.hidden_norm.weight": (24,)}
+    assert "layers.0.hidden_norm.weight and midlayer.hidden_norm.weight" in faults(FLAT, shapes)
+
+
+LINEAR = {"rope_type": "linear", "factor": 32.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            {
+                **NESTED,
+                "norm_before_residual": False,
+                "eagle_config": {"norm_before_residual": True},
+            },
+            "sets eagle_config.norm_before_residual=True, which the speculators layout does not read "
+            "there (it has norm_before_residual=False); take it out",
+        ),
+        (
+            {**NESTED, "eagle_config": {"norm_before_residual": False}},
+            "eagle_config.norm_before_residual=False, which",
+        ),
+        (
+            {**NESTED, "eagle_config": {"return_hidden_post_norm": True}},
+            "eagle_config.return_hidden_post_norm=True, which the speculators layout does not read "
+            "there (it has no such switch)",
+        ),
+        ({**NESTED, "eagle_config": {"norm_before_fc": True}}, "eagle_config.norm_before_fc=True"),
+        ({**NESTED, "return_hidden_post_norm": True}, "sets return_hidden_post_norm=True, which"),
+        ({**FLAT, "return_hidden_post_norm": True}, "sets return_hidden_post_norm=True, which"),
+        (
+            changed(
+                changed(NESTED, norm_before_residual=None), inner=True, norm_before_residual=True
+            ),
+            "transformer_layer_config.norm_before_residual=True, which the speculators layout does not "
+            "read there (it has norm_before_residual); take it out",
+        ),
+        (
+            changed(NESTED, inner=True, norm_output=True),
+            "transformer_layer_config.norm_output=True, which",
+        ),
+        (changed(NESTED, inner=True, bias=True), "transformer_layer_config.bias=True, which"),
+        ({**NESTED, "rope_scaling": {**LINEAR}}, "sets rope_scaling={'rope_type': 'linear'"),
+        ({**NESTED, "rope_theta": 7.0}, "sets rope_theta=7.0, which"),
+        ({**NESTED, "attention_bias": True}, "sets attention_bias=True, which"),
+        ({**NESTED, "bias": True}, "sets bias=True, which"),
+        ({**NESTED, "rms_norm_eps": 0.1}, "sets rms_norm_eps=0.1, which"),
+        ({**NESTED, "sliding_window": 9}, "sets sliding_window=9, which"),
+        (
+            changed(NESTED, inner=True, eagle_aux_hidden_state_layer_ids=[1, 2, 3]),
+            "transformer_layer_config.eagle_aux_hidden_state_layer_ids=[1, 2, 3], which",
+        ),
+        (
+            changed(NESTED, inner=True, model_type="qwen3", mlp_bias=True),
+            "transformer_layer_config.mlp_bias=True, which",
+        ),
+        ({**FLAT, "is_neox_style": False}, "sets is_neox_style=False; this version runs True"),
+        ({**FLAT, "hidden_activation": "gelu"}, "hidden_activation='gelu'; this version runs silu"),
+        ({**FLAT, "layer_types": ["chunked_attention"]}, "layer_types has chunked_attention, not"),
+        ({**FLAT, "layer_types": ["sliding_attention"]}, "asks for a sliding window"),
+    ],
+)
+def test_a_switch_where_its_layout_does_not_look_is_named(
+    config: dict[str, Any], words: str
+) -> None:
+    assert words in faults(config, sound(NESTED if "speculators_version" in config else FLAT))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**NESTED, "eagle_config": {"norm_before_residual": True, "norm_before_fc": False}},
+        {**NESTED, "rope_theta": 500.0, "attention_bias": False, "rms_norm_eps": 1e-5},
+        {**NESTED, "bias": False, "return_hidden_post_norm": None, "rope_scaling": {}},
+        changed(NESTED, inner=True, norm_output=False, hidden_act="silu", mlp_bias=False),
+        {**FLAT, "is_neox_style": True, "hidden_activation": "silu", "sliding_window": 4096},
+        {**FLAT, "layer_types": ["full_attention"], "max_window_layers": 28},
+        {**FLAT, "tie_word_embeddings": True},
+    ],
+)
+def test_a_switch_that_is_off_or_says_what_is_read_elsewhere_is_none(
+    config: dict[str, Any],
+) -> None:
+    assert form_of(config, sound(NESTED if "speculators_version" in config else FLAT))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        ({"layer_types": 5}, "layer_types' must be a list of names, not 5"),
+        ({"layer_types": [1]}, "layer_types' must be a list of names, not [1]"),
+        ({"layer_types": [None]}, "layer_types' must be a list of names, not [None]"),
+        ({"layer_types": [["a"]]}, "layer_types' must be a list of names, not [['a']]"),
+        ({"rope_scaling": {"type": ["x"], "factor": 2.0}}, "asks for '['x']' rope scaling"),
+        ({"rope_scaling": {"type": "yarn", **YARN, "factor": "8"}}, "factor' must be a positive"),
+        ({"rope_scaling": {"type": "yarn", **YARN, "mscale": "x"}}, "mscale' must be a positive"),
+        ({"rope_scaling": {"type": "yarn", **YARN}, "rope_theta": 1}, "yarn needs a base above 1"),
+        (
+            {
+                "rope_scaling": {
+                    "type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 4.0,
+                    "high_freq_factor": 4.0,
+                }
+            },
+            "needs a high_freq_factor above its low_freq_factor",
+        ),
+        (
+            {
+                "rope_scaling": {"type": "yarn", **YARN},
+                "original_max_position_embeddings": "x",
+            },
+            "original_max_position_embeddings' must be a positive number, not 'x'",
+        ),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps' must be a positive number"),
+        ({"head_dim": 1}, "head_dim is 1, but a rotary embedding needs an even one"),
+    ],
+)
+def test_values_of_the_wrong_kind_are_named(
+    base: dict[str, Any], layer: dict[str, Any], words: str
+) -> None:
+    assert words in faults(changed(base, inner=True, **layer), None)
+
+
+def test_values_of_the_wrong_kind_in_speculators_block_are_named() -> None:
+    words = "max_window_layers' must be a whole number, not 'x'"
+    assert words in faults(changed(NESTED, inner=True, max_window_layers="x"), None)
+    odd = changed(NESTED, speculators_version="²2.3")
+    assert form_of(odd).layer_convention.value is None
 
 
 @BOTH
@@ -193,5 +324,5 @@ def test_a_yarn_that_specforge_computes_otherwise_than_engines_is_refused() -> N
     message = faults({**FLAT, "rope_scaling": scaling}, None)
     assert "scales by 1.1040 in SpecForge and by 1.2079 in transformers" in message
     stated = {**scaling, "attention_factor": 1.104}
-    assert read_form({**FLAT, "rope_scaling": stated}, None, WHERE).rope.value.kind == "yarn"
-    assert read_form(changed(NESTED, inner=True, rope_scaling=scaling), None, WHERE)
+    assert form_of({**FLAT, "rope_scaling": stated}).rope.value.kind == "yarn"
+    assert form_of(changed(NESTED, inner=True, rope_scaling=scaling))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagle3.model import Cache, Drafter, DrafterShape
+from eagle3.model import Cache, Drafter, DrafterShape, KeysValues
+from eagle3.trainer_metrics.rollout import forced_rollout
 from tests.eagle3.small import SHAPE, random_drafter
 
 LENGTH = 9
@@ -87,6 +88,64 @@ def test_a_window_ends_what_a_row_sees() -> None:
     assert torch.equal(before[0][:, 6:], after[0][:, 6:])  # rows 6.. see 4.. at most
     assert torch.equal(before[1][:, 6:], after[1][:, 6:])
     assert not torch.equal(before[0][:, 5], after[0][:, 5])
+
+
+@pytest.mark.parametrize("from_row", [False, True])
+def test_a_window_moves_with_the_position_or_stays_at_the_row(from_row: bool) -> None:
+    """Row 6 with a window of 3 sees keys 4, 5, 6; a step on it sees 5, 6 and its own, or all four."""
+    drafter = random_drafter(4, replace(SHAPE, windows=(3,)))
+    embedded, aux = inputs(2)
+    row, y = torch.tensor([6]), torch.ones(1, 1, SHAPE.hidden)
+
+    def deeper(keys_values: KeysValues) -> Tensor:
+        fed, cache = embedded[1][:, row], [[keys_values]]
+        return drafter.step(fed, y, row, cache, window_from_row=from_row)
+
+    cache: Cache = []
+    run(drafter, embedded[:1], aux, cache)
+    before = deeper(cache[0][0])
+    for column in range(LENGTH):
+        keys, values = (x.clone() for x in cache[0][0])
+        keys[:, :, column], values[:, :, column] = 5.0, -5.0
+        sees = not torch.equal(deeper((keys, values)), before)
+        assert sees == ((4 if from_row else 5) <= column <= 6), column
+
+
+def test_a_rollout_keeps_the_trainers_window() -> None:
+    """The parity with the trainers' logits is of such steps; a chain's are an engine's."""
+    shape = replace(SHAPE, windows=(2,))
+    for_trainers = []
+    for seed in range(4):
+        drafter = random_drafter(seed, shape)
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(SHAPE.vocab, (LENGTH + 1,), generator=generator)
+        table = torch.randn(SHAPE.vocab, SHAPE.hidden, generator=generator)
+        aux = torch.randn(LENGTH + 1, 3 * SHAPE.target_hidden, generator=generator)
+        rows = torch.arange(LENGTH)
+        teacher = torch.zeros(LENGTH + 1, SHAPE.vocab)
+        rolled = forced_rollout(
+            drafter, table, ids, aux, rows, steps=2, teacher=teacher.__getitem__
+        )
+        chosen = {}
+        for from_row in (True, False):
+            cache: Cache = []
+            y = drafter.step(table[ids[1:]][None], drafter.fuse(aux[:LENGTH])[None], rows, cache)
+            fed = table[ids[2:]][None]
+            y = drafter.step(fed, y[:, :-1], rows[:-1], cache, window_from_row=from_row)
+            chosen[from_row] = drafter.logits(y[0]).argmax(-1)
+        assert torch.equal(rolled.drafted[:-1, 1], chosen[True])
+        for_trainers.append(not torch.equal(chosen[True], chosen[False]))
+    assert any(for_trainers)
+
+
+def test_a_window_that_is_taken_away_is_none() -> None:
+    whole = random_drafter(4)
+    other = random_drafter(4, replace(SHAPE, windows=(3,)))
+    embedded, aux = inputs(3)
+    wanted = run(whole, embedded, aux, [])
+    assert not torch.equal(run(other, embedded, aux, [])[0], wanted[0])
+    for a, b in zip(run(other.rewired(windows=()), embedded, aux, []), wanted, strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from eagle3.errors import BadInput
 from eagle3.form import Rope
 from eagle3.rope import cos_sin, inverse_frequencies
 
@@ -55,21 +56,27 @@ def test_frequencies_and_factor_are_those_of_transformers(
     kind: str, scaling: dict[str, Any], theta: float, head_dim: int
 ) -> None:
     config = theirs(kind, scaling, theta, head_dim)
-    for length in (10, LONGEST, 3 * LONGEST):
+    for length in (10, LONGEST):
         want, factor = ROPE_INIT_FUNCTIONS[kind](config, seq_len=length)
-        got, our_factor = inverse_frequencies(ours(kind, scaling, theta), head_dim, length)
+        got, our_factor = inverse_frequencies(ours(kind, scaling, theta), head_dim)
         torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
         assert our_factor == pytest.approx(factor, rel=1e-12)
 
 
 @pytest.mark.parametrize(("kind", "scaling"), [("default", {}), *ROPES])
 def test_cos_and_sin_are_those_of_transformers(kind: str, scaling: dict[str, Any]) -> None:
-    positions = torch.arange(70)  # longer than the trained length, so that dynamic scaling sets in
+    positions = torch.arange(LONGEST if kind == "dynamic" else 70)
     module = LlamaRotaryEmbedding(theirs(kind, scaling, 500.0, 16))
     want = module(torch.zeros(1), positions[None])
     got = cos_sin(ours(kind, scaling, 500.0), positions, 16, torch.float32)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b[0], rtol=0, atol=2e-5)
+
+
+def test_behind_the_trained_length_dynamic_scaling_is_refused() -> None:
+    rope = ours("dynamic", {"factor": 2.0}, 500.0)
+    with pytest.raises(BadInput, match="reaches 65 positions, but behind 64 the drafter's dynamic"):
+        cos_sin(rope, torch.tensor([3, LONGEST]), 16, torch.float32)
 
 
 def test_an_unknown_kind_is_no_plain_one() -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from eagle3.data import find_data
 from eagle3.data.form import DataForm
 from eagle3.errors import BadInput
+from eagle3.metrics import scored_rows
 from eagle3.samples import LeftOut, Sample, read_sample, read_samples
 from tests.eagle3.dumps import save_pt
+from tests.eagle3.odd import KINDS, odd_values
 
 STATES = (0, 3, 31, 59)
 
@@ -46,7 +51,6 @@ def test_states_are_found_by_their_canonical_number(tmp_path: Path) -> None:
     assert aux.dtype == torch.float32
     assert aux[0].tolist() == [32.0] * 4 + [1.0] * 4 + [60.0] * 4
     assert sample.loss_mask.tolist() == [False, False, True, True, True, True]
-    assert sample.teacher is not None
     assert sample.teacher[0].tolist() == [60.0] * 4
 
 
@@ -60,8 +64,10 @@ def test_a_leading_batch_dimension_is_taken_off(tmp_path: Path) -> None:
     assert sample.input_ids.shape == sample.loss_mask.shape == (6,)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int64])
-@pytest.mark.parametrize("mask", [torch.bool, torch.float32, torch.int8, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int64, torch.uint32])
+@pytest.mark.parametrize(
+    "mask", [torch.bool, torch.float32, torch.int8, torch.bfloat16, torch.uint16]
+)
 def test_ids_of_any_whole_type_and_masks_of_any_type_are_taken(
     dtype: torch.dtype, mask: torch.dtype, tmp_path: Path
 ) -> None:
@@ -80,6 +86,11 @@ def test_a_state_that_is_not_stored_is_named_with_those_that_are(tmp_path: Path)
         sample.aux([0, 2, 30])
 
 
+# torch's own, while it loads quantised and sparse tensors
+TORCHS_OWN = pytest.mark.filterwarnings(
+    "ignore:TypedStorage is deprecated:UserWarning",
+)
+
 HALF = torch.tensor([1.0] * 5 + [7e4], dtype=torch.float16)[:, None].expand(6, 4).clone()
 NAN = torch.tensor([1.0] * 4 + [torch.nan, 1.0])[:, None].expand(6, 4).clone()
 
@@ -89,6 +100,10 @@ NAN = torch.tensor([1.0] * 4 + [torch.nan, 1.0])[:, None].expand(6, 4).clone()
     [
         ({"loss_mask": None}, "lacks loss_mask; it has input_ids"),
         ({"loss_mask": torch.zeros(6, dtype=torch.long)}, "loss_mask is empty"),
+        ({"loss_mask": torch.tensor([0, 0, 0, 0, 0, 1])}, "loss_mask has no two neighbouring pos"),
+        ({"loss_mask": torch.tensor([1, 0, 1, 0, 1, 0])}, "loss_mask has no two neighbouring pos"),
+        ({"loss_mask": torch.tensor([1, 1, 0, 0, 0, 1])}, "loss_mask has no two neighbouring pos"),
+        ({"loss_mask": torch.ones(6, dtype=torch.complex64)}, "must be zeros and ones, not torch.comp"),
         ({"loss_mask": torch.ones(5, dtype=torch.long)}, "lengths differ"),
         ({"loss_mask": torch.tensor([0, 0, 1, 2, 1, 1])}, "other values than 0 and 1, such as 2"),
         ({"loss_mask": torch.tensor([0, 0, 1, 0.5, 1, 1])}, "other values than 0 and 1, .* 0.5"),
@@ -96,8 +111,10 @@ NAN = torch.tensor([1.0] * 4 + [torch.nan, 1.0])[:, None].expand(6, 4).clone()
         ({"input_ids": torch.tensor([0, 1, 2, 3, 4, 50])}, "reach from 0 to 50.*has 50 ids"),
         ({"input_ids": torch.tensor([0, -1, 2, 3, 4, 5])}, "reach from -1 to 5"),
         ({"input_ids": torch.rand(6)}, "input_ids must be whole numbers"),
+        ({"input_ids": torch.ones(6, dtype=torch.bool)}, "must be whole numbers .* torch.bool"),
+        ({"input_ids": torch.tensor(3)}, r"input_ids must have the shape \[T\], .*not \[\]"),
         ({"input_ids": torch.ones(2, 6, dtype=torch.long)}, r"shape \[T\], .*not \[2, 6\]"),
-        ({"hidden_states": [torch.ones(6, 4)] * 3}, "stores 3 states, but the data's first file 4"),
+        ({"hidden_states": [torch.ones(6, 4)] * 3}, "stores 3 states, but the data's other files 4"),
         ({"hidden_states": [torch.ones(5, 4)] * 4}, "lengths differ"),
         ({"hidden_states": torch.ones(4, 6, 4)}, "no list of tensors"),
         ({"hidden_states": [torch.ones(2, 6, 4)] * 4}, r"shape \[T, H\], .*not \[2, 6, 4\]"),
@@ -106,6 +123,7 @@ NAN = torch.tensor([1.0] * 4 + [torch.nan, 1.0])[:, None].expand(6, 4).clone()
         ({"hidden_states": [torch.full((6, 4), torch.inf)] * 4}, r"\[0\] holds NaN .* in 6 of 6 rows"),
         ({"hidden_states": [torch.ones(6, 4)] * 3 + [NAN]}, r"\[3\] holds NaN .* 1 of 6 .* row 4"),
         ({"hidden_states": [torch.ones(6, 4)] * 3 + [HALF]}, "float16 ends at 65504.* in bfloat16"),
+        ({"hidden_states": [torch.full((6, 4), 1e300, dtype=torch.float64)] * 4}, "ends at 3.4e38"),
         ({"target_argmax": torch.ones(3, dtype=torch.long)}, "target_argmax has 3 positions, not 6"),
         ({"target_argmax": torch.full((6,), 50)}, "target_argmax reach from 50 to 50"),
     ],
@@ -115,6 +133,121 @@ def test_a_wrong_sample_is_named_with_what_is_wrong(
 ) -> None:
     with pytest.raises(BadInput, match=rf"data_7\.pt.*{words}"):
         read_one(tmp_path, content(**changes))
+
+
+@TORCHS_OWN
+@pytest.mark.parametrize("key", ["input_ids", "loss_mask", "hidden_states", "target_argmax"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tensor_of_an_odd_kind_is_named(key: str, kind: str, tmp_path: Path) -> None:
+    raw, make = content(), KINDS[kind]
+    raw[key] = [make(h) for h in raw[key]] if key == "hidden_states" else make(raw[key])
+    words = rf"data_7\.pt: {key}(\[0\])? (is a {kind} tensor; store it|.*complex)"
+    with pytest.raises(BadInput, match=words):
+        read_one(tmp_path, raw)
+
+
+def test_a_saved_parameter_asks_for_no_gradients_any_more(tmp_path: Path) -> None:
+    raw = content()
+    raw["hidden_states"] = [torch.nn.Parameter(h) for h in raw["hidden_states"]]
+    sample = read_one(tmp_path, raw)
+    assert not sample.aux([0, 59]).requires_grad
+    assert not any(h.requires_grad for h in (*sample.stored, sample.teacher))
+
+
+def test_states_that_float32_holds_are_finite_in_every_type(tmp_path: Path) -> None:
+    for dtype, most in ((torch.float64, 1e38), (torch.bfloat16, 3e38)):
+        raw = content(hidden_states=[torch.full((6, 4), -most, dtype=dtype)] * 4)
+        assert read_one(tmp_path, raw).aux([0]).isfinite().all()
+
+
+def test_a_sample_that_cannot_be_scored_is_damage_that_can_be_skipped(tmp_path: Path) -> None:
+    form_of(tmp_path)
+    for i, places in enumerate(([5], [2, 4], [0, 1])):
+        raw = content(loss_mask=torch.zeros(6).index_fill(0, torch.tensor(places), 1))
+        save_pt(raw, tmp_path / "rows_0-2000" / f"data_{i + 2}.pt")
+    form = find_data(tmp_path, states=STATES, hidden=4, num_layers=61)
+    with pytest.raises(BadInput, match=r"data_2\.pt: loss_mask has no two .*3 of 4 files cannot"):
+        list(read_samples(form, vocab=50, hidden=4))
+    left_out = LeftOut()
+    samples = list(
+        read_samples(form, vocab=50, hidden=4, damaged="skip", left_out=left_out, max_samples=2)
+    )
+    assert [sample.path.name for sample in samples] == ["data_1.pt"]
+    assert [skipped.path.name for skipped in left_out.skipped] == [
+        f"data_{i}.pt" for i in (2, 3, 4)
+    ]
+
+
+def check_sound(sample: Sample) -> None:
+    """What a job relies on in every sample that is read."""
+    length = len(sample.input_ids)
+    assert sample.input_ids.dtype is torch.int64
+    assert sample.loss_mask.dtype is torch.bool
+    assert len(scored_rows(sample.loss_mask)) > 0
+    assert {h.shape for h in sample.stored} == {(length, 4)}
+    for h in (sample.teacher, *sample.states.values()):
+        assert (h.shape, h.dtype) == ((length, 4), torch.float32)
+        assert h.isfinite().all()
+        assert not h.requires_grad
+    if sample.target_argmax is not None:
+        assert sample.target_argmax.shape == (length,)
+
+
+@st.composite
+def odd_dicts(draw: st.DrawFn, sound: dict[str, Any]) -> dict[str, Any]:
+    """A sample's dict in which up to three entries are anything else, or not there."""
+    raw = dict(sound)
+    for key in draw(st.lists(st.sampled_from(sorted(sound)), min_size=1, max_size=3, unique=True)):
+        if key == "hidden_states" and draw(st.booleans()):
+            raw[key] = [*raw[key][1:], draw(odd_values())]
+        elif draw(st.integers(0, 9)):
+            raw[key] = draw(odd_values())
+        else:
+            del raw[key]
+    return raw
+
+
+DICTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "pt_shards": ("data_1.pt", content()),
+    "speculators_v0": (
+        "data_1.pt",
+        {
+            **content(hidden_states=None),
+            "hidden_state": torch.ones(6, 12),
+            "target": torch.ones(6, 4),
+        },
+    ),
+    "specforge": (
+        "data_1.ckpt",
+        {
+            **content(hidden_states=None),
+            "aux_hidden_state": torch.ones(1, 6, 12),
+            "hidden_state": torch.ones(1, 6, 4),
+        },
+    ),
+}
+
+
+@TORCHS_OWN
+@pytest.mark.parametrize("layout", DICTS)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_whatever_a_dict_holds_is_a_sample_or_a_bad_input(layout: str, data: st.DataObject) -> None:
+    name, sound = DICTS[layout]
+    with TemporaryDirectory() as folder:
+        path = save_pt(sound, Path(folder, "sound", name))
+        form = find_data(path.parent, layout=layout, hidden=4, num_layers=61)
+        check_sound(read_sample(path, form, vocab=50, hidden=4))
+        path = save_pt(data.draw(odd_dicts(sound)), Path(folder, "odd", name))
+        for told_by in (folder, path.parent):  # once beside the sound file's form, once its own
+            fault = path.name
+            try:
+                if told_by == path.parent:
+                    form = find_data(path.parent, layout=layout, hidden=4, num_layers=61)
+                check_sound(read_sample(path, form, vocab=50, hidden=4))
+            except BadInput as error:
+                fault = str(error)
+            assert path.name in fault
 
 
 @pytest.mark.parametrize("length", [0, 1, 2])

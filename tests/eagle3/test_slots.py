@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from eagle3.data.form import RawSample
-from eagle3.metrics import Truth
+from eagle3.data.form import DataForm, RawSample, Slot
+from eagle3.metrics import Count, Truth
+from eagle3.slot_findings import teacher_findings
 from eagle3.slot_states import locate
-from eagle3.slot_verdicts import states_in_words
+from eagle3.slot_verdicts import Judged, judge, states_in_words
 from eagle3.slots import (
     HEAD_BLOCK,
     HEAD_ROWS,
     SlotFigures,
     Spread,
+    embedding_scale,
     head_choices,
     head_rows,
     overlap,
@@ -127,6 +132,133 @@ def test_one_text_more_makes_the_median_and_no_row_makes_nothing() -> None:
     assert found is not None
     assert found.found == (2,)
     assert locate([torch.full_like(states[2], torch.nan)], [states]) is None
+
+
+def test_a_text_of_one_token_has_no_neighbour_to_be_shifted_to() -> None:
+    states = made_states(4, 0.3, rows=1)
+    for k in (0, 2):
+        found = locate([states[k], states[k]], [states, states])
+        assert found is not None
+        assert (found.found, found.shift) == ((k,), 0)
+    assert locate([states[0][:0]], [states[:, :0]]) is None
+
+
+END_SLOT = Slot(name="hidden_states[3]", role="last", state=24, normed=False, origin="data.states")
+
+
+def teacher(
+    hits: Mapping[int, int], truth: Truth = Truth.target_argmax, state: int | None = 24
+) -> Judged:
+    """The end slot of a target of 24 layers; of 100 choices a text `hits` are the truth's, by shift.
+
+    All of the 20 texts are alike, so that the interval is the value itself.
+    """
+    figures = SlotFigures()
+    for shift, hit in hits.items():
+        figures.agreements[(truth, True, shift)] = [Count(hit, 100)] * 20
+    slot = Slot(**{**vars(END_SLOT), "state": state})
+    return Judged(index=0, slot=slot, figures=figures, located=None, num_layers=24, seed=0)
+
+
+def form_of(judged: Judged) -> DataForm:
+    return DataForm(
+        layout="pt_shards",
+        why="",
+        folder=Path("data"),
+        files=(),
+        slots=(judged.slot,),
+        teacher=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("hits", "verdict", "words"),
+    [
+        (96, "contradicted", "the head makes the target's own choice of 96.0% of positions"),
+        (97, "as declared", "consistent with the target's end (the head makes the target's own"),
+        (100, "as declared", "consistent with the target's end (the head makes the target's own"),
+    ],
+)
+def test_the_heads_choices_may_convict_the_end_but_never_verify_it(
+    hits: int, verdict: str, words: str
+) -> None:
+    judged = teacher({0: hits})
+    said, sentence = judged.verdict()
+    assert said == verdict
+    assert sentence.startswith(f"{verdict}: hidden_states[3], declared state 24; {words}")
+    found = [f.what for f in teacher_findings("data", form_of(judged), [judged])]
+    assert len(found) == (verdict == "contradicted")
+    if found:
+        # It is declared the end: the sentence may not call it that and deny it.
+        assert "is declared state 24, but is not the target's end: the head" in found[0]
+        assert len(found[0].split()) <= 45
+
+
+def test_an_interval_across_the_bound_is_neither_consistent_nor_contradicted() -> None:
+    judged = teacher({})
+    counts = [Count(100, 100), Count(95, 100)] * 10  # 97.5 %, the interval from below 97 % on
+    judged.figures.agreements[(Truth.target_argmax, True, 0)] = counts
+    own = judged.agreement(Truth.target_argmax)
+    assert own is not None
+    assert own.low < 0.97 < own.value
+    verdict, sentence = judged.verdict()
+    assert verdict == "as declared"
+    assert "consistent" not in sentence
+    assert "does not tell it from a state near the end" in sentence
+
+
+def test_a_teacher_that_is_declared_an_earlier_state_is_wrong_whatever_the_head_makes_of_it() -> (
+    None
+):
+    judged = teacher({0: 99}, state=23)
+    (found,) = teacher_findings("data", form_of(judged), [judged])
+    assert "is state 23 and not the target's end (state 24): data.states says so" in found.what
+    assert found.evidence == "inferred from data.states"
+
+
+@pytest.mark.parametrize(("straight", "moved", "shift"), [(40, 49, 0), (40, 51, 1), (0, 55, 1)])
+def test_a_shift_is_believed_from_a_margin_on(straight: int, moved: int, shift: int) -> None:
+    judged = teacher({0: straight, 1: moved, -1: 0}, truth=Truth.next_token)
+    (again,) = judge(form_of(judged), [judged.figures], [None], 24, 0)
+    assert again.data_shift == shift
+
+
+@pytest.mark.parametrize(
+    ("size", "normed"), [(1.0, 1), (1.019, 1), (0.981, 1), (1.021, 0), (0.979, 0)]
+)
+def test_rows_count_as_normed_within_two_percent(size: float, normed: int) -> None:
+    weight = torch.linspace(0.5, 2, 24)
+    h = torch.nn.functional.normalize(torch.randn(50, 24, generator=torch.Generator()), dim=-1)
+    figures = SlotFigures()
+    figures.add_scale(h * math.sqrt(24) * weight * size, "here", weight)
+    assert figures.unit_share == normed
+
+
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [((12.0, 12.0), 12.0), ((12.0, 12.1), 12.05), ((12.0, 12.5), None)],
+)
+def test_a_factor_is_constant_within_two_percent(
+    factors: tuple[float, float], expected: float | None
+) -> None:
+    embedded = torch.randn(100, 24, generator=torch.Generator().manual_seed(4))
+    judged = teacher({}, state=0)
+    h = embedded * torch.tensor(factors).repeat(50)[:, None]
+    judged.figures.add_matches(h, embedded, torch.float32, None)
+    factor = judged.embedding_factor
+    assert factor == (None if expected is None else pytest.approx(expected, rel=0.012))
+
+
+@pytest.mark.parametrize(
+    ("config", "scale"),
+    [
+        ({"embedding_multiplier": 12}, 12.0),
+        ({"scale_emb": 12.5}, 12.5),
+        ({"embedding_multiplier": None, "hidden_size": 7}, 1.0),
+    ],
+)
+def test_the_embeddings_factor_is_read_in_the_config(config: dict[str, Any], scale: float) -> None:
+    assert embedding_scale(config) == scale
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3NextConfig
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    Gemma2Config,
+    LlamaConfig,
+    Qwen3NextConfig,
+)
 
 from eagle3.errors import BadInput
 from eagle3.target import ONE_PLUS, load_target_parts
@@ -68,6 +74,71 @@ def test_the_language_model_of_a_multimodal_target_is_meant(tmp_path: Path) -> N
     assert torch.equal(parts.rows("embedding", torch.tensor([1])), TABLE[[1]])
     with pytest.raises(BadInput, match="no table named 'tail'"):
         parts.rows("tail", torch.tensor([0]))
+
+
+BESIDE = {"mtp.lm_head.weight": TABLE + 7, "mtp.norm.weight": torch.full((3,), 9.0)}
+
+
+@pytest.mark.parametrize(
+    ("base", "head"),
+    [
+        ("model.", "lm_head.weight"),
+        ("language_model.model.", "language_model.lm_head.weight"),
+        ("model.language_model.", "lm_head.weight"),
+        ("model.language_model.", "model.language_model.lm_head.weight"),
+    ],
+)
+def test_the_head_is_the_embeddings_models_own(tmp_path: Path, base: str, head: str) -> None:
+    tensors = {f"{base}embed_tokens.weight": TABLE, head: TABLE.flip(0).contiguous(), **BESIDE}
+    assert torch.equal(load_target_parts(write_target(tmp_path, tensors)).head(), TABLE.flip(0))
+
+
+def test_a_tied_target_has_its_embedding_and_no_other_models_head(tmp_path: Path) -> None:
+    parts = load_target_parts(
+        write_target(tmp_path, {NAME: TABLE, **BESIDE}, tie_word_embeddings=True)
+    )
+    assert torch.equal(parts.head(), TABLE)
+
+
+def test_a_language_model_without_a_type_is_of_the_outer_kind(tmp_path: Path) -> None:
+    base = "language_model.model."
+    tensors = {f"{base}embed_tokens.weight": TABLE, f"{base}norm.weight": torch.zeros(3)}
+    text = {"num_hidden_layers": 7, "rms_norm_eps": 1e-6}
+    for inner in (text, {**text, "model_type": None}):
+        parts = load_target_parts(
+            write_target(tmp_path, tensors, model_type="gemma3", text_config=inner)
+        )
+        assert parts.final_norm().one_plus
+        assert torch.equal(parts.head(), TABLE)  # tied, as Gemma's are by default
+    llama = {**text, "model_type": "llama"}
+    write_target(tmp_path, tensors, model_type="gemma3", text_config=llama)
+    assert not load_target_parts(tmp_path).final_norm().one_plus
+
+
+def test_every_outer_type_of_a_one_plus_language_model_is_known() -> None:
+    for name in CONFIG_MAPPING:
+        text = (getattr(CONFIG_MAPPING[name], "sub_configs", None) or {}).get("text_config")
+        if getattr(text, "model_type", None) in ONE_PLUS:
+            assert name in ONE_PLUS
+
+
+def test_a_config_that_leaves_its_norm_to_a_default_is_refused_only_for_the_norm(
+    tmp_path: Path,
+) -> None:
+    tensors = {NAME: TABLE, "model.norm.weight": torch.ones(3), "lm_head.weight": TABLE + 1}
+    text = {"num_hidden_layers": 7}
+    write_target(tmp_path, tensors, rms_norm_eps=None, text_config=text)
+    parts = load_target_parts(tmp_path)
+    assert torch.equal(parts.head(), TABLE + 1)
+    with pytest.raises(BadInput, match="states no rms_norm_eps above zero"):
+        parts.final_norm()
+
+
+def test_a_cap_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    tensors = {NAME: TABLE, "lm_head.weight": TABLE + 1}
+    parts = load_target_parts(write_target(tmp_path, tensors, final_logit_softcapping="x"))
+    with pytest.raises(BadInput, match="final_logit_softcapping' must be a positive number"):
+        parts.logits(torch.ones(1, 3), normed=True)
 
 
 def test_tables_lie_in_the_file_and_not_in_memory(tmp_path: Path) -> None:
@@ -159,7 +230,12 @@ def test_a_head_that_cannot_be_used_is_refused(
     ("tensors", "config", "words"),
     [
         ({}, {}, r"holds no model\.norm\.weight"),
-        ({"model.norm.weight": torch.ones(3)}, {"rms_norm_eps": None}, "is no RMSNorm"),
+        (
+            {"model.norm.weight": torch.ones(3)},
+            {"rms_norm_eps": None},
+            r"config\.json states no rms_norm_eps above zero .* \(it has None\); write the one that",
+        ),
+        ({"model.norm.weight": torch.ones(3)}, {"rms_norm_eps": "x"}, r"\(it has 'x'\)"),
         (
             {"model.norm.weight": torch.ones(3), "model.norm.bias": torch.ones(3)},
             {},

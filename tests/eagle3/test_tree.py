@@ -191,6 +191,12 @@ def plain_tree(
         (SHAPE, 3, 512, {"steps": 1, "topk": 5, "draft_tokens": 4}),
         (TWO_LAYERS, 4, 512, {"steps": 4, "topk": 3, "draft_tokens": 16}),
         (
+            replace(TWO_LAYERS, windows=(2, 5)),
+            6,
+            512,
+            {"steps": 4, "topk": 3, "draft_tokens": 16},
+        ),
+        (
             replace(SHAPE, kv_heads=6, feedback_normed=True),
             5,
             2,

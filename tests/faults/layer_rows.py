@@ -171,7 +171,6 @@ ROWS: tuple[Row, ...] = (
                 edit=ids([5, 3, 2], [6, 4, 3]),
                 name="ids-out-of-order",
                 reads="do not ascend",
-                also={"specforge": (), "speculators": ("ids-not-those-of-the-data",)},
             ),
             Planted(
                 how="config.json: one id stands there twice",

@@ -73,6 +73,7 @@ def test_slot_59_is_named_as_teacher_and_not_the_targets_end(
     )
     assert "hidden_states[3]" in found["what"]
     assert "is state 59 and not the target's end (state 61)" in found["what"]
+    assert len(found["what"].split()) <= 45
     embedding, *others = result["slots"]
     match = embedding["embedding"]["by_shift"]["+0"]
     assert embedding["verdict"] == "verified"
@@ -96,8 +97,8 @@ def test_data_with_the_targets_end_is_passed_in_silence(lab: Lab, tmp_path: Path
         assert result["findings"] == []
         expected = {
             None: ["verified"] * 4,
-            5: ["verified", "verified", "as declared", "verified"],
-            0: ["verified", "as declared", "as declared", "verified"],
+            5: ["verified", "verified", "as declared", "as declared"],
+            0: ["verified", "as declared", "as declared", "as declared"],
         }[first_layers]
         assert [slot["verdict"] for slot in result["slots"]] == expected
         assert result["metrics"]["teacher_agreement"]["value"] == 1

@@ -44,7 +44,10 @@ def test_the_story_s_ids_changed_their_meaning(capsys: pytest.CaptureFixture[str
 
 def test_each_ecosystem_is_told_what_to_write(capsys: pytest.CaptureFixture[str]) -> None:
     said = asked(capsys, *STORY, "engine_version=0.5.12")
-    assert written(said, "sglang") == {"before 0.5.13": [2, 30, 58], "from 0.5.13": [3, 31, 59]}
+    assert written(said, "sglang") == {
+        "0.5.10 to before 0.5.13": [2, 30, 58],
+        "from 0.5.13": [3, 31, 59],
+    }
     assert written(said, "vllm") == {"from 0.18.0": [3, 31, 59]}
     assert written(said, "speculators") == {"before 0.5.0": [2, 30, 58], "from 0.5.0": [3, 31, 59]}
     for ecosystem in ("tensorrt_llm", "specforge", "modelopt", "torchspec"):
@@ -63,18 +66,56 @@ def test_the_dump_s_states_need_a_patch_or_cannot_be_fed(
     )
     sglang = [line for line in said["write"] if line["ecosystem"] == "sglang"]
     assert [(line["releases"], line["ids"], bool(line["needs"])) for line in sglang] == [
-        ("before 0.5.13", [-1, 2, 30], True),
+        ("0.5.10 to before 0.5.13", [-1, 2, 30], True),
         ("0.5.13 to before 0.5.14", [0, 3, 31], True),
         ("from 0.5.14", [0, 3, 31], False),
     ]
     assert written(said, "tensorrt_llm") == {"all": None}
 
 
+def test_a_class_may_be_spelled_as_its_architecture(capsys: pytest.CaptureFixture[str]) -> None:
+    ids, engine, _, layers = STORY
+    answers = [
+        asked(capsys, ids, engine, "engine_version=0.5.13", f"engine_class={name}", layers)
+        for name in ("kimi_k25", "KimiK25ForConditionalGeneration")
+    ]
+    for answer in answers:
+        del answer["engine_class"]
+    assert answers[0] == answers[1]
+    assert answers[0]["states"] == [2, 30, 58]
+
+
+def test_no_state_is_promised_where_none_is_captured(capsys: pytest.CaptureFixture[str]) -> None:
+    said = asked(
+        capsys,
+        "[2,30,58]",
+        "engine=sglang",
+        "engine_version=0.5.23",
+        "engine_class=Gemma3ForCausalLM",
+        "num_layers=61",
+    )
+    assert said["states"] is None
+    assert "needs a patch" in said["problems"][0]
+    assert written(said, "sglang") == {"0.5.12 to before 0.5.17": [2, 30, 58], "from 0.5.17": None}
+
+
+def test_every_patch_that_is_needed_is_said_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    asked_for = ["[0,3,31]", "convention=canonical", "engine_class=qwen3", "num_layers=61"]
+    assert run(asked_for) == 0
+    out = capsys.readouterr().out
+    assert "the embedding copy patch: the layer loop" in out
+    assert "the embedding capture patch: the layer loop" in out
+
+
 def test_without_a_class_every_kind_gets_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     said = asked(capsys, "[3,31,59]", "convention=input", "num_layers=61")
     sglang = [line for line in said["write"] if line["ecosystem"] == "sglang"]
     by_class = {(line["classes"], line["releases"]): line["ids"] for line in sglang}
-    assert by_class[("deepseek_v2", "from 0.5.13")] == [3, 31, 59]
+    deepseek = "deepseek_v2, mistral_large_3, glm_moe_dsa, kimi_k25, glm4_moe_lite"
+    assert by_class[(deepseek, "before 0.5.13")] == [2, 30, 58]
+    assert by_class[(deepseek, "from 0.5.13")] == [3, 31, 59]
+    assert by_class[("gemma3", "before 0.5.17")] == [2, 30, 58]
+    assert by_class[("gemma3", "from 0.5.17")] is None
     assert by_class[("other classes", "all")] == [2, 30, 58]
 
 
@@ -113,7 +154,7 @@ def test_states_that_an_engine_loses_are_written_for_the_others(
     assert said["states"] == [3, 31]
     assert said["problems"]
     assert said["write_for"] == [3, 31, 61]
-    assert written(said, "sglang") == {"all": None}
+    assert written(said, "sglang") == {"from 0.5.10": None}
     assert written(said, "tensorrt_llm") == {"all": [2, 30, 60]}
 
 

@@ -19,23 +19,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from eagle3.checkpoint import DrafterCheckpoint, load_drafter
+from eagle3.errors import BadInput
 from eagle3.form import Rope
 from eagle3.model import Cache, Drafter
-from eagle3.rope import dynamic_theta
+from tests.eagle3 import configs
 
 TOLERANCE = 1e-5  # of the largest logit, in float32
 
 SIZES: dict[str, Any] = {
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "num_hidden_layers": 1,
-    "vocab_size": 50,
-    "draft_vocab_size": 30,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
+    **configs.SIZES,
+    "draft_vocab_size": configs.DRAFT_VOCAB,
     "hidden_act": "silu",
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
 }
@@ -64,7 +57,7 @@ class Case:
     aux: int = 3
     form: str = ""
     cannot: str = ""  # why the peer cannot run it itself
-    differs: bool = False  # it computes something else, which has a test of its own
+    differs: bool = False  # it computes what is not run here, which has a test of its own
 
     def plain(self) -> dict[str, Any]:
         return {**asdict(self), "config": {**SIZES, **self.config}}
@@ -150,7 +143,11 @@ CASES = [
     speculators("qwen3-window", config={**QWEN3, **TWO, **SLIDING, "max_window_layers": 1}),
     speculators("linear", config={"rope_parameters": LINEAR}),
     speculators("dynamic", config={"rope_parameters": DYNAMIC}),
-    speculators("dynamic-grown", config={"rope_parameters": DYNAMIC, "max_position_embeddings": 8}),
+    speculators(
+        "dynamic-grown",
+        config={"rope_parameters": DYNAMIC, "max_position_embeddings": 8},
+        differs=True,
+    ),
     speculators("llama3", config={"rope_parameters": LLAMA3}),
     speculators("yarn", config={"rope_parameters": YARN}),
     speculators("yarn-factor", config={"rope_parameters": {**YARN, "attention_factor": 1.3}}),
@@ -199,7 +196,8 @@ def forced_logits(
     rows, cache, logits = torch.arange(length), Cache(), []
     g = drafter.fuse(aux)[None]
     for step in range(steps):
-        y = drafter.step(embedding[fed[step : step + length]][None], g, rows, cache)
+        embedded = embedding[fed[step : step + length]][None]
+        y = drafter.step(embedded, g, rows, cache, window_from_row=True)
         logits.append(drafter.logits(y[0]))
         g = drafter.feedback(y)
     return torch.stack(logits)
@@ -254,14 +252,23 @@ def test_specforges_dynamic_scaling_is_another(peers_runs: Path) -> None:
 
     The checkpoint says so aloud when it is loaded; transformers and EAGLE do not scale short texts.
     """
-    case = next(case for case in CASES if case.differs)
+    case = next(case for case in CASES if case.name == "specforge-dynamic")
     checkpoint, run = loaded(case, peers_runs)
     assert any("SpecForge's own table" in note for note in checkpoint.notes)
     assert (apart(checkpoint.drafter, run) > 10 * TOLERANCE).all()
     shape = checkpoint.drafter.shape
-    longest = case.plain()["config"]["max_position_embeddings"] + 20
-    theta = dynamic_theta(shape.rope.theta, dict(shape.rope.scaling), shape.head_dim, longest)
+    factor, longest = DYNAMIC["factor"], SIZES["max_position_embeddings"]
+    growth = factor * (longest + 20) / longest - (factor - 1)
+    theta = shape.rope.theta * growth ** (shape.head_dim / (shape.head_dim - 2))
     assert (apart(checkpoint.drafter.rewired(rope=Rope(theta=theta)), run) <= TOLERANCE).all()
+
+
+def test_a_text_behind_the_length_of_dynamic_scaling_is_refused(peers_runs: Path) -> None:
+    """The trainer rotates each step by the length of its whole batch, which no engine does."""
+    case = next(case for case in CASES if case.name == "speculators-dynamic-grown")
+    checkpoint, run = loaded(case, peers_runs)
+    with pytest.raises(BadInput, match="reaches 11 positions, but behind 8 the drafter's dynamic"):
+        apart(checkpoint.drafter, run)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.cannot], ids=lambda c: c.name)
