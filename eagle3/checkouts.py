@@ -41,11 +41,11 @@ GLOBS = {
         "srt/layers/aux_hidden_states.py",
         "srt/layers/communicator.py",
         "srt/layers/layer_boundary/stage.py",
-        "srt/model_executor/model_runner.py",
-        "srt/model_executor/model_runner_components/spec_aux_hidden_state.py",
+        "srt/model_executor/**/*.py",
     ),
     "vllm": (
         "model_executor/models/**/*.py",
+        "models/**/*.py",
         "v1/worker/gpu_model_runner.py",
         "v1/worker/gpu/spec_decode/eagle/eagle3_utils.py",
     ),

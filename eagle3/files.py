@@ -24,7 +24,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise BadInput(
             f"{path} does not exist; a checkpoint is a folder with config.json and its weights"
         ) from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # odd bytes, numbers of 5000 digits
         raise BadInput(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(data, dict):
         raise BadInput(f"{path} holds no JSON object but {type(data).__name__}")

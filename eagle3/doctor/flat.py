@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 from eagle3.conventions import KEY, NESTED
-from eagle3.doctor import ids
 from eagle3.doctor.findings import listed
+from eagle3.doctor.mending import again
 from eagle3.doctor.subject import LAYER, Drafter, Engine, Subject
+from eagle3.doctor.trained import trained
 from eagle3.engines import ids_to_write
 from eagle3.errors import BadInput
 from eagle3.form import DrafterForm
@@ -39,7 +40,7 @@ def flattened(subject: Subject, drafter: Drafter, engine: Engine) -> tuple[str, 
             "correct what is wrong with its sizes first; then the flat config can be printed here",
             f"it will have no {', '.join(keys)}",
         )
-    wanted = ids.trained(subject)
+    wanted = trained(subject)
     config = flat_config(drafter, drafter.form)
     lines: list[str] = []
     place = engine.rule.places[0].path if engine.rule.places else None
@@ -62,7 +63,7 @@ def flattened(subject: Subject, drafter: Drafter, engine: Engine) -> tuple[str, 
         "write this, and nothing else, as config.json of a copy:",
         json.dumps(config),
         *lines,
-        *((ids.again(subject, wanted),) if wanted is not None else ()),
+        *((again(subject, wanted),) if wanted is not None else ()),
     )
 
 

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 from eagle3.conventions import KEY, NESTED, Meaning, Rule
 from eagle3.doctor.findings import MEASURED, Finding, in_words, listed
+from eagle3.doctor.mending import right_ids, what_to_write
 from eagle3.doctor.subject import Drafter, Engine, Subject
-from eagle3.doctor.switches import at, line, removal
+from eagle3.doctor.trained import Wanted, by_data, by_trainer, found_ids, takes_of, trained
 from eagle3.engines import (
     LookUp,
     Served,
     default_states,
-    id_states,
     ids_to_write,
     looked_up,
     served_states,
 )
 from eagle3.errors import BadInput
 
-COUNT = "num_aux_hidden_states"
-PLUS = {"output": 1, "input": 0, "hf": 0}
 # Who keeps ids in a place, and what is to be added to them for a canonical state.
 USUAL = {
     NESTED: (1, "outputs of layers, as SpecForge, ModelOpt and TorchSpec write them there"),
@@ -34,16 +29,6 @@ SHIFTED = (
     "the drafter is fed other states than in training: the server starts, the text is right, "
     "acceptance falls (a shift of one layer has cost between 0.1 of accept length and nearly all of it)"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """The canonical states that the drafter was, or is to be, trained on, and who says so."""
-
-    states: tuple[int, ...]
-    origin: str
-    place: str | None = None  # the dotted path of the ids that say so
-    whose: str = ""  # whose convention they are read in
 
 
 def check(subject: Subject) -> Iterator[Finding]:
@@ -81,106 +66,9 @@ def check(subject: Subject) -> Iterator[Finding]:
     yield from other_runner(subject, drafter, engine, found, wanted or meant_there(served))
 
 
-def trained(subject: Subject) -> Wanted | None:
-    """What the drafter was trained on, where that is beyond doubt."""
-    fed, stated = by_data(subject), by_trainer(subject)
-    if fed is not None or stated is None:
-        return fed
-    return None if in_doubt(subject, stated) else stated
-
-
-def in_doubt(subject: Subject, stated: Wanted) -> bool:
-    """Whether the ids stand where the engine reads them too, and mean other states to it.
-
-    They may be the trainer's own, or have been rewritten for the engine since: no field tells.
-    """
-    drafter, engine = subject.drafter, subject.engine
-    if drafter is None or engine is None or stated.place is None:
-        return False
-    try:
-        found = found_ids(engine, drafter)
-        served = served_states(engine.rule, found.ids, subject.num_layers)
-    except BadInput:
-        return False
-    return found.place == stated.place and served.states != stated.states
-
-
-def found_ids(engine: Engine, drafter: Drafter) -> LookUp:
-    """The ids that the engine takes, from config.json or from its server's setting. Raises BadInput."""
-    found = looked_up(engine.rule, drafter.config)
-    if engine.rule.setting is None:
-        return found
-    name = engine.rule.setting.split()[0]
-    given = engine.asked.flags.get(name)
-    if given is None:
-        return found
-    if not isinstance(given, list | tuple) or not all(type(i) is int for i in given):
-        raise BadInput(f"{name} in engine_flags is {given!r}, not a list of layer ids")
-    return LookUp(ids=tuple(given), place=f"engine_flags: {name}", ignored=found.ignored)
-
-
 def meant_there(served: Served) -> Wanted | None:
     """The states that the engine feeds, as if they were wanted."""
     return None if served.states is None else Wanted(states=served.states, origin="")
-
-
-def takes_of(drafter: Drafter | None) -> int | None:
-    """How many aux states fc takes: by its tensor, else by the config."""
-    if drafter is None:
-        return None
-    fc, width = drafter.tensors.get("fc.weight"), drafter.sizes.target_hidden
-    if fc is not None and len(fc.shape) == 2 and width and fc.shape[1] % width == 0:
-        return fc.shape[1] // width or None
-    return drafter.sizes.num_aux
-
-
-def by_data(subject: Subject) -> Wanted | None:
-    """The states of the data's aux slots, or those that were declared without data."""
-    if subject.data is None and subject.states:
-        takes = takes_of(subject.drafter)
-        teacher = takes is not None and len(subject.states) == takes + 1
-        states = subject.states[:-1] if teacher else subject.states
-        return Wanted(states=states, origin="declared by states=")
-    if subject.data is None or not subject.data.aux:
-        return None
-    return Wanted(states=subject.data.aux, origin=f"declared by {subject.data.origin}")
-
-
-def by_trainer(subject: Subject) -> Wanted | None:
-    """What the config's ids mean to the trainer that wrote them; the file's own word goes first.
-
-    Ids that stand where that trainer does not keep its own were put there for an engine: they
-    declare nothing.
-    """
-    drafter, trainer = subject.drafter, subject.trainer
-    form = drafter.form if drafter is not None else None
-    if trainer is not None and trainer.rule.meaning is Meaning.derived:
-        if subject.num_layers is None:
-            return None
-        states = default_states(trainer.rule, subject.num_layers)
-        return Wanted(states=states, origin=f"the layers that {trainer.name} always takes")
-    if form is None or form.layer_ids.value is None:
-        return None
-    ids, place = form.layer_ids.value, path_of(form.layer_ids.origin)
-    origin = f"the ids {listed(ids)} in {form.layer_ids.origin}"
-    plus = PLUS.get(str(form.layer_convention.value))
-    if plus is not None and place == KEY:
-        whose, states = form.layer_convention.origin, tuple(i + plus for i in ids)
-    elif trainer is not None and place in [known.path for known in trainer.rule.places]:
-        try:
-            whose, states = trainer.name, id_states(trainer.rule, ids, subject.num_layers)
-        except BadInput:
-            return None
-    else:
-        return None
-    return Wanted(
-        states=states, origin=f"{origin}, as {whose} means them,", place=place, whose=whose
-    )
-
-
-def path_of(origin: str) -> str:
-    """The dotted path of a setting that is from config.json."""
-    return origin.split(": ")[-1]
 
 
 def counted(subject: Subject, fed: Wanted) -> Iterator[Finding]:
@@ -226,50 +114,6 @@ def contradicted(subject: Subject, stated: Wanted, fed: Wanted) -> Iterator[Find
         fix=(*right_ids(subject, fed), "or capture the states that the ids mean"),
         evidence=MEASURED,
     )
-
-
-def right_ids(subject: Subject, wanted: Wanted) -> tuple[str, ...]:
-    """The ids of the wanted states: as the engine reads them, else as their own trainer does."""
-    drafter, engine = subject.drafter, subject.engine
-    form = drafter.form if drafter is not None else None
-    if drafter is None or form is None or form.layer_ids.value is None:
-        return ("train on the states that it takes",)
-    if engine is not None and engine.rule.places:
-        return what_to_write(subject, engine, wanted)
-    place = path_of(form.layer_ids.origin)
-    plus = PLUS.get(str(form.layer_convention.value)) if place == KEY else None
-    ids = None if plus is None else [k - plus for k in wanted.states]
-    if ids is None and subject.trainer is not None:
-        try:
-            written = ids_to_write(subject.trainer.rule, wanted.states, subject.num_layers)
-        except BadInput:
-            written = None
-        ids = list(written.ids) if written is not None and written.ids is not None else None
-    if ids is None or min(ids) < 0:
-        return (
-            *others_removed(drafter.config, None),
-            "and write the engine's own for these states",
-            again(subject, wanted),
-        )
-    return (line(place, ids), *others_removed(drafter.config, place), again(subject, wanted))
-
-
-def others_removed(config: Mapping[str, Any], kept: str | None) -> tuple[str, ...]:
-    """The lines to take out: whatever stands in another place than the one that is written."""
-    places = [path for path in (KEY, NESTED) if path != kept]
-    return tuple(removal(path) for path in places if at(dict(config), path) is not None)
-
-
-def again(subject: Subject, wanted: Wanted, **flags: Any) -> str:
-    """How to ask again once it is written, so that the new ids are not taken for the trainer's."""
-    asked = "then: doctor …"
-    if flags:
-        asked += f" engine_flags='{json.dumps(flags)}'"
-    if subject.data is None:
-        return f"{asked} states={listed(wanted.states)}"
-    data = subject.data
-    declared = f" states={listed(data.states)}" if data.origin == "states=" else ""
-    return f"{asked} data={data.folder}{declared}"
 
 
 def outside(subject: Subject, wanted: Wanted | None) -> Iterator[Finding]:
@@ -357,37 +201,6 @@ def in_default_words(subject: Subject, rule: Rule) -> str:
         return " (2, n//2 and n-3)"
     states = default_states(rule, subject.num_layers)
     return f" ({in_words(states)})" if states else ", of which it has none"
-
-
-def what_to_write(subject: Subject, engine: Engine, wanted: Wanted) -> tuple[str, ...]:
-    """The lines that make the engine feed the wanted states, or why there are none.
-
-    What to write, what to take out, what else that needs, and how to ask again.
-    """
-    try:
-        written = ids_to_write(engine.rule, wanted.states, subject.num_layers)
-    except BadInput as error:
-        return (str(error),)
-    if not written.possible:
-        return (
-            f"{in_words(wanted.states)} cannot be fed by {engine.words}: {written.why}",
-            "train on states that it can capture, or serve with another engine",
-        )
-    if written.ids is None:
-        return (f"nothing: {written.why}",)
-    rule, drafter = engine.rule, subject.drafter
-    needs = [f"and {written.needs}"] if written.needs else []
-    if rule.setting is not None:
-        last = again(subject, wanted, **{rule.setting.split()[0]: list(written.ids)})
-        return (f"{rule.setting}: {list(written.ids)}", *needs, last)
-    place = rule.places[0].path
-    lines = [line(place, list(written.ids))]
-    if drafter is None:
-        return (*lines, *needs)
-    counts = engine.serving.num_aux if engine.serving is not None else ()
-    if len(wanted.states) != 3 and COUNT in counts and place not in counts:
-        lines.append(line(COUNT, len(wanted.states)))
-    return (*lines, *others_removed(drafter.config, place), *needs, again(subject, wanted))
 
 
 def problems(

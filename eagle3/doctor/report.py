@@ -38,6 +38,7 @@ from eagle3.doctor.subject import (
     read_drafter,
     read_target,
 )
+from eagle3.doctor.trained import found_ids, trained
 from eagle3.engines import plain_class, rule_for, served_states
 from eagle3.errors import BadInput
 from eagle3.serving import Serving, serving_for
@@ -252,9 +253,9 @@ def summary(subject: Subject) -> dict[str, str]:
 def facts(subject: Subject) -> Iterator[str]:
     """What is worth knowing and wrong in no way."""
     drafter, engine = subject.drafter, subject.engine
-    trained = ids.trained(subject)
-    if trained is not None:
-        yield f"trained on {in_words(trained.states)} ({trained.origin.rstrip(',')})"
+    known = trained(subject)
+    if known is not None:
+        yield f"trained on {in_words(known.states)} ({known.origin.rstrip(',')})"
     if engine is not None and drafter is not None:
         yield from served_fact(subject, drafter, engine)
     if engine is not None:
@@ -278,7 +279,7 @@ def facts(subject: Subject) -> Iterator[str]:
 def served_fact(subject: Subject, drafter: Drafter, engine: Engine) -> Iterator[str]:
     """Where ids are found and which states they bring."""
     try:
-        found = ids.found_ids(engine, drafter)
+        found = found_ids(engine, drafter)
         served = served_states(engine.rule, found.ids, subject.num_layers)
     except BadInput:
         return
@@ -298,7 +299,7 @@ def served_fact(subject: Subject, drafter: Drafter, engine: Engine) -> Iterator[
 def untold(subject: Subject) -> Iterator[str]:
     """What a drafter was trained on, where nobody says: then its ids are held against nothing."""
     drafter = subject.drafter
-    if drafter is None or ids.trained(subject) is not None:
+    if drafter is None or trained(subject) is not None:
         return
     form = drafter.form
     if form is not None and form.layer_ids.value is not None:

@@ -52,8 +52,8 @@ def tensors(draw: st.DrawFn, plain: bool = False) -> Tensor:
     if plain:
         return tensor
     kind = draw(st.sampled_from([None, None, None, *KINDS]))
-    if kind and tensor.dim() and tensor.numel() and tensor.dtype in (torch.float32, torch.int64):
-        return KINDS[kind](tensor)
+    if kind and tensor.dim() and tensor.numel():
+        return KINDS[kind](tensor if dtype is torch.int64 else tensor.real.float())
     if tensor.dtype in (torch.float32, torch.bfloat16):
         return tensor.requires_grad_(draw(st.booleans()))
     return tensor

@@ -401,6 +401,13 @@ def test_a_mask_kept_as_bytes_is_the_same_mask(drafter: Drafter, drafter_folder:
         load_drafter(drafter_folder)
 
 
+@pytest.mark.parametrize("text", ['{"a": 1' + "0" * 5000 + "}", "[" * 100_000, "\x00"])
+def test_odd_json_is_one_sentence(drafter_folder: Path, text: str) -> None:
+    (drafter_folder / "config.json").write_text(text)
+    with pytest.raises(BadInput, match=r"config\.json cannot be read as JSON"):
+        load_drafter(drafter_folder)
+
+
 def test_a_missing_folder_says_what_a_checkpoint_is(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"nowhere/config\.json does not exist; a checkpoint is"):
         load_drafter(tmp_path / "nowhere")
