@@ -7,6 +7,7 @@ drafter is asked of `eagle3.serving`, which release a checkout is of `eagle3.che
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -52,6 +53,7 @@ __all__ = [
 ]
 
 ECOSYSTEMS = (*ENGINES, *TRAINERS)
+ALIKE = 0.85  # of two names that one may be a slip for the other
 
 # Every place in which somebody keeps ids: what a reader passes over is named.
 KNOWN_PLACES = (
@@ -144,8 +146,8 @@ def rule_for(ecosystem: str, version: str | None, engine_class: str | None) -> R
 
 
 def plain_class(name: str) -> str:
-    """A class's name as it is compared: 'kimi-k25' is 'kimi_k25'."""
-    return name.casefold().replace("-", "_")
+    """A class's name as it is compared: 'Kimi-K2.5' is 'kimi_k25'."""
+    return re.sub(r"[^a-z0-9]", "", name.casefold())
 
 
 def _of_class(
@@ -171,9 +173,15 @@ def _of_class(
     if own or len(rows) == len(others):
         return own or others
     known = {plain_class(name): name for row in rows for name in row.classes}
-    near = difflib.get_close_matches(wanted, known, n=1)
-    hint = f" (the nearest that has is {known[near[0]]})" if near else ""
-    notes.append(f"the class {engine_class} has no row of its own{hint}; this is the general rule")
+    near = [known[name] for name in difflib.get_close_matches(wanted, known, cutoff=ALIKE)]
+    usual = {row.meaning for row in others}
+    if any(row.meaning not in usual for row in rows for name in near if name in row.classes):
+        raise BadInput(
+            f"{rows[0].ecosystem} has no row for the class {engine_class}; did you mean "
+            f"{' or '.join(near)}? There ids are read in another way than generally: name one of these, "
+            "or engine_class=other for the general rule"
+        )
+    notes.append(f"the class {engine_class} has no row of its own; this is the general rule")
     return others
 
 

@@ -189,8 +189,12 @@ def find_weights(folder: Path) -> Weights:
         if SINGLE in names:
             raise BadInput(f"{folder} holds both {SINGLE} and {INDEX}, which may differ; move one")
         return _sharded(folder, tensor_files)
-    if SINGLE in tensor_files:
-        tensor_files = [SINGLE]
+    if SINGLE in tensor_files and len(tensor_files) > 1:
+        other = next(name for name in tensor_files if name != SINGLE)
+        raise BadInput(
+            f"{folder} holds {other} beside {SINGLE}; engines load every *.safetensors of a folder, so "
+            "move it away"
+        )
     if len(tensor_files) > 1:
         raise BadInput(
             f"{folder} holds {len(tensor_files)} safetensors files, but no {INDEX} that says which "

@@ -39,7 +39,9 @@ def choose(model: Any, folder: Path, case: Mapping[str, Any], events: Events) ->
     check_captured(form.folder, target)
     events.note(f"data {form.folder}: layout {form.layout}, since {form.why}")
     kind = str(model.dtype).removeprefix("torch.")
-    events.note(f"the target is run in {kind}; in another type near ties fall otherwise (job.dtype)")
+    events.note(
+        f"the target is run in {kind}; in another type near ties fall otherwise (job.dtype)"
+    )
     left_out = LeftOut()
     samples = read_samples(
         form, vocab=target.vocab, hidden=target.hidden, damaged=data["damaged"], left_out=left_out

@@ -381,7 +381,7 @@ def render(show: Show, report: Mapping[str, Any], *, verbose: bool) -> None:
     for said in report["failed"]:
         show.line(f"doctor failed: {said}", style="bold red")
     if report["findings"] or not report["failed"]:
-        show.line(closing(report["findings"]))
+        show.line(closing(report["findings"], len(report["not_examined"])))
 
 
 def detail(show: Show, report: Mapping[str, Any]) -> None:
@@ -395,13 +395,16 @@ def detail(show: Show, report: Mapping[str, Any]) -> None:
             show.line(f"{kind:<9}{', '.join(names)}")
 
 
-def closing(findings: Sequence[Mapping[str, Any]]) -> str:
-    """'2 errors and 1 warning.' or 'Nothing found.'"""
+def closing(findings: Sequence[Mapping[str, Any]], left: int) -> str:
+    """'2 errors and 1 warning', or that nothing was found among what was examined."""
     parts = []
     for severity in SEVERITIES:
         count = sum(finding["severity"] == severity for finding in findings)
         if count:
             parts.append(f"{count} {severity}{'s' if count > 1 else ''}")
+    if not parts and left:
+        things = f"{left} thing{'s' if left > 1 else ''} above"
+        return f"nothing found that would not fit, as far as was examined: {things} could not be"
     if not parts:
         return "nothing found that would not fit"
     return "\n" + (parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}")

@@ -61,6 +61,7 @@ RARE = {
 }
 TRAINERS = ("specforge/", "speculators/")  # curves that a training log prints, step by step
 MOST_CHANGES = 6  # another interpreter differs in hundreds of packages
+MOST_ALIKE = 3  # findings of one name; the others are counted
 PLAIN_WIDTH = 120  # where there is no terminal to ask
 
 
@@ -231,7 +232,15 @@ class Show:
 
     def findings(self, findings: Sequence[Mapping[str, Any]]) -> None:
         """What is wrong, in the order of its gravity: what it does to acceptance, and what to write."""
+        shown: Counter[str] = Counter()
+        counts = Counter(finding["name"] for finding in findings)
         for finding in findings:
+            shown[finding["name"]] += 1
+            if shown[finding["name"]] > MOST_ALIKE:
+                if shown[finding["name"]] == counts[finding["name"]]:
+                    more = counts[finding["name"]] - MOST_ALIKE
+                    self.line(f"\n         and {more} more {finding['name']}", style="dim")
+                continue
             colour = SEVERITY_COLOURS[finding["severity"]]
             head = f"\n[{colour}]{finding['severity']:<8}[/] [bold]{escape(finding['name'])}[/]"
             self.console.print(f"{head}  {escape(printable(finding['where']))}")

@@ -30,14 +30,14 @@ def check_argmax(folder: Path, fingerprint: str) -> None:
     about = folder / ABOUT
     if not about.is_file():
         raise BadInput(
-            f"data.target_argmax={folder} holds no {ABOUT}, so nobody says whose choices these are; make "
-            "it with job=capture_states data=path"
+            f"data.target_argmax={folder} holds no {ABOUT}, so nobody says whose choices these are; "
+            "make it with job=capture_states data=path"
         )
     made_by = read_json(about).get("target")
     if made_by != fingerprint:
         raise BadInput(
-            f"data.target_argmax={folder} holds the choices of another target ({str(made_by)[:19]}…) than "
-            f"this one ({fingerprint[:19]}…); make it anew with job=capture_states"
+            f"data.target_argmax={folder} holds the choices of another target ({str(made_by)[:19]}…) "
+            f"than this one ({fingerprint[:19]}…); make it anew with job=capture_states"
         )
 
 

@@ -220,7 +220,7 @@ def problems(
             severity="warning" if patched and known else "error",
             where=f"{drafter.config_path}: {found.place or 'no ids'}",
             what=f"{engine.words}: {problem}",
-            effect="without it the first forward of the target fails"
+            effect="without it the first forward fails, or the state is another than in training"
             if patched
             else "the engine stops, or feeds other states than the list says",
             fix=("apply the patch to the engine's source, and probe it",)

@@ -112,6 +112,12 @@ def examine(
         trainer=named,
         states=tuple(states) if states and data is None else None,
     )
+    outside = [k for k in states or () if not 0 <= k <= (subject.num_layers or k)]
+    if outside:
+        raise BadInput(
+            f"states={listed(states)} names state {outside[0]}, but the target has {subject.num_layers} "
+            f"decoder layers, so its states are 0 to {subject.num_layers}"
+        )
     failed: list[str] = []
     for check in CHECKS:
         findings += guarded(check, subject, failed)
@@ -322,3 +328,8 @@ def not_told(subject: Subject) -> Iterator[str]:
         yield f"{data.folder}: which states its slots are is declared nowhere; say states=[…]"
     if data is not None:
         yield f"{data.folder}: whether its slots are what is declared; job=inspect_data measures it"
+        if data.files > 1:
+            yield (
+                f"{data.folder}: {data.files - 1} of its {data.files} files, of which one was opened; "
+                "job=inspect_data reads them all"
+            )

@@ -14,7 +14,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from eagle3.errors import BadInput
 from eagle3.metrics import CONFIDENCE, Count, Truth, bootstrap_weights, rate
 from eagle3.model import Drafter
 from eagle3.samples import Sample
@@ -61,18 +60,11 @@ class Figure:
 def stored_teacher(sample: Sample, target: TargetParts) -> TeacherLogits:
     """The teacher as a trainer takes it from a dump: its last slot through the target's head.
 
-    Through the final norm first where the slot was stored before it. Raises BadInput where the data
-    has no such slot.
+    Through the final norm first where the slot was stored before it.
     """
-    states = sample.teacher
-    if states is None:
-        raise BadInput(
-            f"{sample.path} has no slot that a trainer would take for its teacher, so the trainers' "
-            "own metrics cannot be computed; leave them out of job.metrics"
-        )
 
     def logits(positions: Tensor) -> Tensor:
-        return target.logits(states[positions], normed=sample.teacher_normed)
+        return target.logits(sample.teacher[positions], normed=sample.teacher_normed)
 
     return logits
 

@@ -380,11 +380,23 @@ def test_before_the_meaning_depended_on_the_class_none_is_needed() -> None:
     assert any("no class was given" in note for note in rule.notes)
 
 
-def test_an_unknown_class_gets_the_general_rule_and_is_told_so() -> None:
-    rule = rule_for("sglang", "0.5.13", "kimi_k52")
+@pytest.mark.parametrize("name", ["other", "qwen4", "mamba"])
+def test_an_unknown_class_gets_the_general_rule_and_is_told_so(name: str) -> None:
+    rule = rule_for("sglang", "0.5.13", name)
     assert rule.meaning is Meaning.output
     assert rule.evidence is Evidence.inferred
-    assert any("no row of its own" in note and "kimi_k2" in note for note in rule.notes)
+    assert any("no row of its own" in note for note in rule.notes)
+
+
+@pytest.mark.parametrize("name", ["kimi_k52", "deepseek_v4"])
+def test_a_slip_for_a_class_that_is_read_otherwise_is_refused(name: str) -> None:
+    with pytest.raises(BadInput, match=r"did you mean .*engine_class=other"):
+        rule_for("sglang", "0.5.13", name)
+
+
+@pytest.mark.parametrize("name", ["Kimi-K2.5", "kimi_k2.5", "KimiK25", "KIMI_K25"])
+def test_a_class_may_be_spelt_as_people_do(name: str) -> None:
+    assert rule_for("sglang", "0.5.13", name).meaning is kimi("0.5.13").meaning
 
 
 def test_releases_that_nobody_read_are_inferred() -> None:

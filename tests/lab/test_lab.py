@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise, permutations
 from pathlib import Path
 
@@ -138,15 +139,7 @@ def test_without_its_states_the_drafter_is_a_bigram_table(
     for sample, other in zip(samples, samples[1:] + samples[:1], strict=True):
         length = len(sample.input_ids)
         states = {k: h.repeat(length // len(h) + 1, 1)[:length] for k, h in other.states.items()}
-        exchanged.append(
-            Sample(
-                path=sample.path,
-                input_ids=sample.input_ids,
-                loss_mask=sample.loss_mask,
-                states=states,
-                target_argmax=sample.target_argmax,
-            )
-        )
+        exchanged.append(replace(sample, states=states))
     blind = pooled(first_step_counts(lab_drafter, embedding, exchanged, (0, 3, 31)))
     best = bigram_table(training_text(768))
     hits = total = 0
