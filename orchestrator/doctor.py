@@ -403,8 +403,8 @@ def closing(findings: Sequence[Mapping[str, Any]], left: int) -> str:
         if count:
             parts.append(f"{count} {severity}{'s' if count > 1 else ''}")
     if not parts and left:
-        things = f"{left} thing{'s' if left > 1 else ''} above"
-        return f"nothing found that would not fit, as far as was examined: {things} could not be"
+        were = "1 thing above was" if left == 1 else f"{left} things above were"
+        return f"nothing found that would not fit, but {were} not examined"
     if not parts:
         return "nothing found that would not fit"
     return "\n" + (parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}")

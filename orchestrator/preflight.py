@@ -116,7 +116,7 @@ def check_packages(config: Mapping[str, Any], found: Found, made: bool) -> Itera
         return
     captures = job == "capture_states" or (config["data"]["capture"] is not None and not made)
     packages = found.environment["packages"]
-    tables = config["data"]["layout"] == "speculators"  # its dataset is arrow's
+    tables = config["data"].get("layout") == "speculators"  # its dataset is arrow's
     extra = (*(("transformers",) if captures else ()), *(("pyarrow",) if tables else ()))
     for name in ("torch", "safetensors", *extra):
         version = packages.get(name)

@@ -168,6 +168,13 @@ def test_transformers_is_needed_only_where_states_are_captured() -> None:
     assert said(capturing, host, inputs=inputs, made=True) == ""
 
 
+def test_arrow_is_needed_only_for_a_dataset_that_is_its() -> None:
+    without = found(**{"environment": packages(pyarrow=None)})
+    assert said(CONFIG, without) == ""
+    theirs = config(data={"capture": None, "layout": "speculators"})
+    assert "pyarrow is not installed" in said(theirs, without)
+
+
 def test_a_script_is_asked_for_python_and_what_it_imports() -> None:
     script = config(job={"name": "script", "device": "auto"})
     bare = {"environment": {**packages(torch=None, safetensors=None), "torch": None}}
