@@ -44,8 +44,9 @@ bench: setup
 	$(RUN) bench/startup.py
 	$(RUN) bench/push.py
 
-# Trains the lab's target and drafter anew; about an hour on two cores.
+# Trains the lab's target and drafters anew, the second in the peers' environment; an hour and a half.
 lab: setup
+	$(RUN) tests/peers/setup_peers.py
 	$(RUN) -m eagle3.lab.build --out lab --work results/lab-build
 
 clean:

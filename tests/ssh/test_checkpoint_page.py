@@ -94,7 +94,7 @@ def test_the_page_leads_to_the_storys_numbers(
     assert metrics["accuracy/stored_teacher"]["low"] > metrics["accuracy/target_argmax"]["high"]
     assert metrics["teacher_agreement"]["high"] < 0.9
     assert number["curves"]["speculators/full_acc"]
-    assert any("wrong teacher" in note for note in number["notes"])
+    assert [finding["name"] for finding in number["findings"]] == ["wrong-teacher"]
 
     assert len(swept) == 4
     by_wiring = {
