@@ -15,6 +15,7 @@ from eagle3.data import look, pt_shards, specforge, speculators, speculators_v0
 from eagle3.data.form import DataForm, RawSample, Slot
 from eagle3.errors import BadInput
 from eagle3.files import read_json
+from eagle3.listing import files_below
 
 CAPTURE_FILE = "capture.json"
 
@@ -120,7 +121,7 @@ def recognise(folder: Path) -> tuple[str, str]:
 
 def seen(folder: Path) -> str:
     """What lies in a folder that no layout recognises."""
-    files = look.files_below(folder, ("",))
+    files = files_below(folder, ("",))
     if not files:
         return "it holds no files"
     for name in ("pt_shards", "specforge"):

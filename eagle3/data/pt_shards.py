@@ -21,6 +21,7 @@ from torch import Tensor
 from eagle3.data import look
 from eagle3.data.form import DataForm, RawSample, Slot
 from eagle3.errors import BadInput
+from eagle3.listing import files_below
 
 NAME = "pt_shards"
 LAST_APART = False
@@ -31,7 +32,7 @@ SIDE_FILES = ("token_freq.pt", "vocab_mapping.pt")
 
 def files(folder: Path) -> tuple[Path, ...]:
     """The sample files below a folder, in numeric order."""
-    return look.files_below(folder, (".pt",), without=SIDE_FILES)
+    return files_below(folder, (".pt",), without=SIDE_FILES)
 
 
 def recognise(folder: Path, files: Sequence[Path]) -> str | None:
@@ -66,7 +67,7 @@ def slots(folder: Path, files: Sequence[Path], hidden: int, num_layers: int) -> 
 def notes(folder: Path, files: Sequence[Path]) -> tuple[str, ...]:
     """Which `.pt` files were not taken for samples."""
     del files
-    beside = look.files_below(folder, SIDE_FILES)
+    beside = files_below(folder, SIDE_FILES)
     names = ", ".join(str(path.relative_to(folder)) for path in beside)
     return (f"not taken for samples: {names}",) if beside else ()
 

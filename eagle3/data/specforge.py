@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from eagle3.data import look, side_by_side
+from eagle3.data import side_by_side
 from eagle3.data.form import DataForm, RawSample, Slot
 from eagle3.errors import BadInput
+from eagle3.listing import files_below
 
 NAME = "specforge"
 LAST_APART = True
@@ -27,7 +28,7 @@ AUX, LAST = "aux_hidden_state", "hidden_state"
 
 def files(folder: Path) -> tuple[Path, ...]:
     """The sample files below a folder, in numeric order."""
-    return look.files_below(folder, (".ckpt", ".ckpt.gz"))
+    return files_below(folder, (".ckpt", ".ckpt.gz"))
 
 
 def recognise(folder: Path, files: Sequence[Path]) -> str | None:

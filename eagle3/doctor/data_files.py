@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from eagle3.doctor.pickled import NotExaminedError, TensorOutline, outline
 from eagle3.doctor.subject import Data, DataSlot, read_config, states_declared, whole
 from eagle3.errors import BadInput
 from eagle3.headers import read_header
+from eagle3.listing import files_below
 
 CAPTURE = "capture.json"
 NOT_DATA = ("vocab_mapping.pt", "token_freq.pt", "d2t.pt", "t2d.pt")
@@ -24,12 +24,24 @@ def read_data(
         raise BadInput(f"data: {folder} is no folder on this host")
     captured = read_config(folder / CAPTURE) if (folder / CAPTURE).is_file() else None
     states, origin, findings = states_declared(asked, captured, folder)
-    files = sample_files(folder)
+    try:
+        files = sample_files(folder)
+    except BadInput as error:
+        data = Data(
+            folder=folder,
+            layout=None,
+            files=0,
+            slots=None,
+            states=states,
+            origin=origin,
+            target_layers=whole(captured, "num_layers") if captured else None,
+        )
+        return data, [*findings, damaged(folder, error)], ()
     if not files:
         raise BadInput(f"data: {folder} holds no .pt, .ckpt, .ckpt.gz or hs_*.safetensors files")
     layout, held, left = None, None, []
-    # The first, the one in the middle, the last.
-    for path in [files[i] for i in sorted({0, len(files) // 2, len(files) - 1})]:
+    opened = {0, len(files) // 2, len(files) - 1}
+    for path in [files[i] for i in sorted(opened)]:
         try:
             name, slots = slots_of(path)
         except NotExaminedError as error:
@@ -42,6 +54,11 @@ def read_data(
             layout, held = name, slots
         elif [(s.name, s.width) for s in slots] != [(s.name, s.width) for s in held or ()]:
             findings.append(differing(path, files[0], slots, held or ()))
+    if len(opened) < len(files):
+        left.append(
+            f"{folder}: {len(files) - len(opened)} of its {len(files)} files; the first, the middle and "
+            "the last were opened, job=inspect_data reads them all"
+        )
     layers = whole(captured, "num_layers") if captured else None
     data = Data(
         folder=folder,
@@ -56,16 +73,9 @@ def read_data(
 
 
 def sample_files(folder: Path) -> list[Path]:
-    """The sample files below a folder, in numeric order."""
-    patterns = ("*.pt", "*.ckpt", "*.ckpt.gz", "hs_*.safetensors")
-    found = {path for pattern in patterns for path in folder.rglob(pattern)}
-    kept = [path for path in found if path.name not in NOT_DATA and path.is_file()]
-    return sorted(kept, key=lambda path: natural_key(path.relative_to(folder).as_posix()))
-
-
-def natural_key(text: str) -> list[tuple[int, str]]:
-    """Sort key that puts data_10 behind data_9."""
-    return [(int(p), "") if p.isdigit() else (-1, p) for p in re.split(r"(\d+)", text)]
+    """The sample files below a folder, in numeric order. Raises BadInput as files_below does."""
+    found = files_below(folder, (".pt", ".ckpt", ".ckpt.gz", ".safetensors"), without=NOT_DATA)
+    return [p for p in found if p.suffix != ".safetensors" or p.name.startswith("hs_")]
 
 
 def slots_of(path: Path) -> tuple[str, list[DataSlot]]:

@@ -328,8 +328,3 @@ def not_told(subject: Subject) -> Iterator[str]:
         yield f"{data.folder}: which states its slots are is declared nowhere; say states=[…]"
     if data is not None:
         yield f"{data.folder}: whether its slots are what is declared; job=inspect_data measures it"
-        if data.files > 1:
-            yield (
-                f"{data.folder}: {data.files - 1} of its {data.files} files, of which one was opened; "
-                "job=inspect_data reads them all"
-            )

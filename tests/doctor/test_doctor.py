@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -695,6 +696,28 @@ def test_the_number_type_of_a_dump_is_read_from_its_outline(
     names = {"torch.bfloat16": "BF16", "torch.float16": "F16", "torch.float8_e4m3fn": "F8_E4M3"}
     assert {(slot.dtype, slot.width) for slot in slots} == {(names[str(dtype)], H)}
     assert [slot.teacher for slot in slots] == [False, False, False, True]
+
+
+def test_what_of_a_dump_was_not_opened_is_said(tmp_path: Path) -> None:
+    data = write_shards(tmp_path / "data")
+    states = [0, 2, 3, N]
+    all_three = examine(None, None, data, states=states)
+    assert not any("were opened" in left for left in all_three.not_examined)
+    shard = data / "rows_0-2000"
+    shutil.copy(shard / "data_0.pt", shard / "data_3.pt")
+    some = examine(None, None, data, states=states)
+    (left,) = [left for left in some.not_examined if "were opened" in left]
+    assert "1 of its 4 files" in left
+
+
+def test_a_dump_s_files_are_those_that_a_job_would_read(tmp_path: Path) -> None:
+    elsewhere = write_shards(tmp_path / "elsewhere")
+    data = write_shards(tmp_path / "data")
+    (data / "rows_2000-4000").symlink_to(elsewhere / "rows_0-2000")
+    assert "6 files" in str(examine(None, None, data, states=[0, 2, 3, N]).subject)
+    (data / "rows_4000-6000").symlink_to("gone")
+    report = examine(None, None, data, states=[0, 2, 3, N])
+    assert any("leads nowhere" in found.what for found in report.findings)
 
 
 def test_a_run_to_come(tmp_path: Path, target: Path) -> None:

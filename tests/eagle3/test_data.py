@@ -7,7 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,7 @@ WRITERS: dict[str, tuple[str, Callable[..., None]]] = {
     "specforge.gz": ("specforge", partial(write_specforge, zipped=True)),
 }
 NORMED = {"speculators_v0", "specforge"}
+NOBODY = 65534
 find = partial(find_data, hidden=HIDDEN, num_layers=LAYERS)
 
 
@@ -310,13 +312,29 @@ def test_a_link_that_leads_nowhere_is_named(target: str, tmp_path: Path) -> None
         find(tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may list every folder")
-def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path) -> None:
-    write_pt_shards(tmp_path, make_texts())
-    (tmp_path / "rows_2-4").chmod(0)
-    with pytest.raises(BadInput, match="/rows_2-4 cannot be listed: Permission denied"):
-        find(tmp_path)
-    (tmp_path / "rows_2-4").chmod(0o700)
+@contextmanager
+def somebody_else() -> Iterator[None]:
+    """Within the block not root, who may list every folder."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_folder_that_cannot_be_listed_is_named() -> None:
+    with TemporaryDirectory() as name:  # pytest's own folders let nobody else in
+        folder = Path(name)
+        folder.chmod(0o755)
+        write_pt_shards(folder, make_texts())
+        (folder / "rows_2-4").chmod(0)
+        words = "/rows_2-4 cannot be listed: Permission denied"
+        with somebody_else(), pytest.raises(BadInput, match=words):
+            find(folder)
+        (folder / "rows_2-4").chmod(0o700)
 
 
 def test_a_row_that_two_files_stand_for_is_not_counted_twice(tmp_path: Path) -> None:
