@@ -44,7 +44,7 @@ bench: setup
 	$(RUN) bench/startup.py
 	$(RUN) bench/push.py
 
-# Trains the lab's target and drafters anew, the second in the peers' environment; an hour and a half.
+# Trains the lab's target and drafters anew, all but the first in the peers' environment; two hours or more.
 lab: setup
 	$(RUN) tests/peers/setup_peers.py
 	$(RUN) -m eagle3.lab.build --out lab --work results/lab-build

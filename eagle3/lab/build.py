@@ -2,19 +2,22 @@
 
 Text is the standard library of the interpreter that runs this, so another Python version gives other
 weights of the same kind. Each stage leaves its product in the work folder, so that an interrupted
-build goes on where it was; `build.json` says what was done and how long it took. The second drafter is
-trained by speculators, which lives in the peers' environment (`tests/peers/setup_peers.py` makes it).
+build goes on where it was; `build.json` says what was done and how long it took. All drafters but the
+first are trained by speculators, which lives in the peers' environment (`tests/peers/setup_peers.py`
+makes it).
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import platform
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +34,8 @@ from eagle3.lab.speculators_drafter import (
     Plan,
     check_peers,
     peers_python,
-    save_second,
-    train_second,
+    save_files,
+    train_by_speculators,
 )
 from eagle3.lab.target import LiveTarget, TargetShape, train_target
 from eagle3.model import Drafter, DrafterShape
@@ -52,6 +55,26 @@ REPETITION_WINDOW = 24
 MIN_NEW_TOKENS = 24
 EXCHANGED = 0.1
 SPECULATORS_EPOCHS = 3
+# The second drafter's dump lacks the target's end: state 59 becomes its teacher.
+SECOND_STATES = (0, 3, 31, 59)
+# The third differs from it in all that a checkpoint can: states, teacher, layers, norms, sizes.
+THIRD_STATES = (2, 30, 58, 61)
+THIRD_VOCAB = 512
+THIRD_TEXTS = 5000
+THIRD_EPOCHS = 4
+THIRD_SWITCHES = (
+    "--no-norm-before-residual",
+    "--no-norm-before-fc",
+    "--fc-norm",
+    "--no-norm-output",
+)
+EARLY_STEPS = 260
+# Stages that speculators runs, and the folders of what they make.
+FOLDERS = {
+    "speculators": "drafter_speculators",
+    "two_layers": "drafter_two_layers",
+    "early": "drafter_early",
+}
 
 
 def main() -> None:
@@ -74,11 +97,10 @@ def main() -> None:
         check_peers(arguments.peers_python)
     except BadInput as error:
         parser.error(str(error))
-    second = Plan(
-        python=arguments.peers_python.absolute(),  # it is started in another folder
-        seed=arguments.seed,
-        epochs=arguments.speculators_epochs,
-        draft_vocab=DRAFT_VOCAB,
+    plans = speculators_plans(
+        arguments.peers_python.absolute(),  # it is started in another folder
+        arguments.seed,
+        arguments.speculators_epochs,
     )
     # A folder for each set of settings: a stage is never taken over from other ones.
     settings = (
@@ -97,8 +119,44 @@ def main() -> None:
         arguments.target_steps,
         arguments.drafter_steps,
         arguments.tuning_steps,
-        second,
+        plans,
     )
+
+
+def speculators_plans(python: Path, seed: int, epochs: int) -> dict[str, Plan]:
+    """How each of speculators' drafters is trained, by stage; `epochs` are the second drafter's."""
+    second = Plan(
+        python=python, states=SECOND_STATES, seed=seed, epochs=epochs, draft_vocab=DRAFT_VOCAB
+    )
+    third = Plan(
+        python=python,
+        states=THIRD_STATES,
+        seed=seed + 1,
+        epochs=THIRD_EPOCHS,
+        draft_vocab=THIRD_VOCAB,
+        texts=THIRD_TEXTS,
+        switches=THIRD_SWITCHES,
+        decoder=two_layers(TargetShape()),
+    )
+    early = replace(third, epochs=1, max_steps=EARLY_STEPS)
+    return {"speculators": second, "two_layers": third, "early": early}
+
+
+def two_layers(shape: TargetShape) -> dict[str, Any]:
+    """A decoder of two layers narrower than the target's, with half as many key-value heads."""
+    return {
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.heads // 2,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": shape.max_positions,
+        "rms_norm_eps": shape.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+    }
 
 
 def build(
@@ -108,9 +166,9 @@ def build(
     target_steps: int,
     drafter_steps: int,
     tuning_steps: int,
-    second: Plan,
+    plans: Mapping[str, Plan],
 ) -> None:
-    """All stages: text, target, continuations, drafter, its tuning, second drafter, prompts."""
+    """All stages: text, target, continuations, drafter, its tuning, speculators' drafters, prompts."""
     seconds: dict[str, float] = {}
     tokens, held_out = timed("text", work, seconds, lambda: make_text(out / "target", seed))
 
@@ -173,11 +231,14 @@ def build(
     drafter.load_state_dict(timed("tuning", work, seconds, tune_drafter))
     save_drafter(drafter, out / "drafter")
 
-    def make_second() -> dict[str, Tensor]:
+    def by_speculators(stage: str) -> dict[str, Tensor]:
         whole = own(PROMPT + NEW_TOKENS)
-        return train_second(out / "target", target, whole, work, second, report=say)
+        log = work / f"{stage}.log"
+        return train_by_speculators(out / "target", target, whole, log, plans[stage], report=say)
 
-    save_second(timed("speculators", work, seconds, make_second), out / "drafter_speculators")
+    for stage, folder in FOLDERS.items():
+        made = timed(stage, work, seconds, functools.partial(by_speculators, stage))
+        save_files(made, out / folder)
     write_prompts(windows(held_out, HELD_OUT_PROMPTS, seed + 2), out / "prompts.jsonl")
     record = {
         "seed": seed,
@@ -187,9 +248,9 @@ def build(
         "target_steps": target_steps,
         "drafter_steps": drafter_steps,
         "tuning_steps": tuning_steps,
-        "speculators_flags": " ".join(second.flags()),
         "training_tokens": len(tokens),
         "drafter_texts": len(texts),
+        "trained_by_speculators": {stage: plan.record() for stage, plan in plans.items()},
         "seconds": {name: round(value) for name, value in seconds.items()},
     }
     (out / "build.json").write_text(json.dumps(record, indent=2) + "\n")

@@ -33,6 +33,10 @@ class Texts:
         first = torch.zeros(count, dtype=torch.int64)
         return cls(ids=ids, first=first, last=torch.full((count,), length))
 
+    def head(self, count: int | None) -> Texts:
+        """The first `count` texts; None: all."""
+        return Texts(ids=self.ids[:count], first=self.first[:count], last=self.last[:count])
+
     def scored(self, chosen: Tensor) -> Tensor:
         """Which tokens of the chosen texts [B] are learnt, [B, T]."""
         positions = torch.arange(self.ids.shape[1])

@@ -1,20 +1,22 @@
-"""The lab's second drafter, trained by speculators' own code on a dump that lacks the target's end.
+"""The lab's drafters that speculators' own code trained, each on a dump of the lab's target.
 
 Whatever slot of a dump is the last, speculators takes it as the target's final state: it puts the
-target's norm and head on it and learns what comes out. Here the last slot is state 59 of 61 layers,
-so the drafter learns to agree with that, and the trainer's accuracy says how well it does.
+target's norm and head on it and learns what comes out. Where that slot is no end of the target's, the
+drafter learns to agree with what it is, and the trainer's accuracy says how well it does.
 
 speculators lives in the peers' environment, whose pins are not ours; `train_speculators.py` runs there.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -25,41 +27,51 @@ from eagle3.lab.drafter import Texts
 from eagle3.lab.layout import lay_out
 from eagle3.lab.target import LiveTarget
 
-STATES = (0, 3, 31, 59)  # canonical; the last becomes the teacher
 SCRIPT = Path(__file__).with_name("train_speculators.py")
 # The verifier's name in the checkpoint's config.json: a path, but of no one machine.
 VERIFIER = "lab-target"
+DECODER = "decoder.json"
 CHECKPOINT_FILES = ("config.json", "model.safetensors")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What differs from the defaults of `speculators train`, and is not forced by the lab."""
+    """What differs from the defaults of `speculators train`, and is not forced by the lab.
+
+    Its defaults make the wiring: one layer, norm before the residual, norm before fc, the normed
+    output fed back, three steps of test-time training.
+    """
 
     python: Path  # an interpreter that imports speculators
+    states: tuple[int, ...]  # canonical, by the dump's slots; the last becomes the teacher
     seed: int
     epochs: int
     draft_vocab: int
+    texts: int | None = None  # the first so many of the texts; None: all
+    switches: tuple[str, ...] = ()  # flags that change the wiring
+    decoder: Mapping[str, Any] | None = None  # the decoder layers' config; None: as the target's
+    max_steps: int | None = None  # optimizer steps within the one epoch, over which the rate falls
     sequence: int = 512  # tokens of packed texts in a step
     learning_rate: float = 5e-3
 
     def flags(self) -> list[str]:
         """The flags of `speculators train`, run in the folder that holds the dump and the verifier.
 
-        Its defaults make the wiring: norm before the residual, norm before fc, the normed output fed
-        back, three steps of test-time training. Only the attention and the losses are its ones for
-        a machine without an accelerator, and full attention stands for a window of 2,048 tokens,
-        which is longer than the lab's context.
+        The attention and the losses are its ones for a machine without an accelerator, and full
+        attention stands for a window of 2,048 tokens, which is longer than the lab's context.
         """
+        shaped = (
+            {"full-attention-indices": 0} if self.decoder is None else {"draft-config": DECODER}
+        )
         flags: dict[str, object] = {
             "speculator-type": "eagle3",
             "verifier-name-or-path": VERIFIER,
             "data-path": "data",
             "save-path": "checkpoints",
             "log-dir": "logs",
-            "target-layer-ids": " ".join(map(str, STATES[:-1])),
+            "target-layer-ids": " ".join(map(str, self.states[:-1])),
             "draft-vocab-size": self.draft_vocab,
-            "full-attention-indices": 0,
+            **shaped,
             "draft-attn-impl": "sdpa",
             "loss-implementation": "eager",
             "hidden-states-dtype": "float32",
@@ -71,9 +83,21 @@ class Plan:
             "epochs": self.epochs,
             "seed": self.seed,
         }
-        return [
+        if self.max_steps is not None:
+            flags["max-steps"] = self.max_steps
+        words = [
             word for name, value in flags.items() for word in (f"--{name}", *f"{value}".split())
         ]
+        return [*words, *self.switches]
+
+    def record(self) -> dict[str, Any]:
+        """What build.json says of it."""
+        said: dict[str, Any] = {"states": list(self.states), "flags": " ".join(self.flags())}
+        if self.texts is not None:
+            said["texts"] = self.texts
+        if self.decoder is not None:
+            said[DECODER] = dict(self.decoder)
+        return said
 
 
 def peers_python() -> Path:
@@ -90,9 +114,9 @@ def check_peers(python: Path) -> None:
         )
     except OSError as error:
         raise BadInput(
-            f"{python} cannot be started ({error.strerror}); the lab's second drafter is trained by "
-            "speculators in the peers' environment: make it with `python tests/peers/setup_peers.py`, "
-            "or name an interpreter that has it with --peers-python"
+            f"{python} cannot be started ({error.strerror}); the lab's drafters but the first are "
+            "trained by speculators in the peers' environment: make it with "
+            "`python tests/peers/setup_peers.py`, or name an interpreter that has it with --peers-python"
         ) from error
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -107,25 +131,27 @@ def quiet() -> dict[str, str]:
     return {**os.environ, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 
 
-def train_second(
+def train_by_speculators(
     lab_target: Path,
     target: LiveTarget,
     texts: Texts,
-    work: Path,
+    log: Path,
     plan: Plan,
     report: Callable[[str], None] = print,
 ) -> dict[str, Tensor]:
     """The checkpoint's files as speculators wrote them, {name: bytes as uint8}.
 
-    `lab_target` is the lab's target as it ships and `target` the same, loaded. The dump lies in a
-    temporary folder under `work`; speculators' output is kept in `work`/speculators.log.
+    `lab_target` is the lab's target as it ships and `target` the same, loaded. speculators' output
+    is kept in `log`; the dump lies in a temporary folder beside it.
     """
     check_peers(plan.python)
-    log = work / "speculators.log"
-    with tempfile.TemporaryDirectory(prefix="speculators.", dir=work) as name:
+    texts = texts.head(plan.texts)
+    with tempfile.TemporaryDirectory(prefix=f"{log.stem}.", dir=log.parent) as name:
         folder = Path(name)
         lay_out(lab_target, folder / VERIFIER)
-        write_dump(target, texts, STATES, folder / "data")
+        write_dump(target, texts, plan.states, folder / "data")
+        if plan.decoder is not None:
+            (folder / DECODER).write_text(json.dumps(plan.decoder))
         report(f"speculators trains on {len(texts.ids)} texts, see {log}")
         with log.open("w") as out:
             done = subprocess.run(
@@ -180,7 +206,7 @@ def write_dump(
     )
 
 
-def save_second(files: dict[str, Tensor], folder: Path) -> None:
+def save_files(files: dict[str, Tensor], folder: Path) -> None:
     """Write the checkpoint's files into `folder`, byte for byte."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():

@@ -165,6 +165,8 @@ CASES = [
         switches={"target_hidden_size": 20},
         cannot="its fc is as wide as the drafter",
     ),
+    # The lab's third drafter: every trainer's default turned over, on two layers of Llama.
+    speculators("two-layers-fc-norm", config=TWO, switches={"fc_norm": True}),
 ]
 RUN = [case for case in CASES if not case.cannot and not case.differs]
 
