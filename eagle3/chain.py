@@ -3,6 +3,18 @@
 A chain that starts behind position t depends on the target's states up to t only, because engines
 rebuild the drafter's cache from the target's states behind every accepted token. So the chains of
 all positions can be drafted together, and the served walk is a look-up among them.
+
+Which token stands beside the target's states in the first step is the wiring's `token`:
+
+    same         row t pairs h[t] with x[t]
+    next         with x[t+1]: what every ecosystem does
+    after_next   with x[t+2], which is the token asked for: no engine has it yet
+
+Whichever it is, what row t drafts in step s is held against position t+2+s, the one that a server
+asks about, and deeper steps are fed the drafted tokens. So a drafter that was trained on another
+pairing scores best with that pairing if it was trained to give the served token for it. One whose
+teacher was shifted along, (h[t], x[t]) for x[t+1], gives a token that serving has already, and scores
+low with every `token`: that is the teacher's fault and not the pairing's.
 """
 
 from __future__ import annotations
@@ -12,8 +24,9 @@ from torch import Tensor
 
 from eagle3.errors import BadInput
 from eagle3.model import Cache, Drafter
-from eagle3.wiring import D2T, DecoderLayer
+from eagle3.wiring import D2T, DecoderLayer, Token
 
+FIRST_TOKEN = {Token.same: 0, Token.next: 1, Token.after_next: 2}  # how far behind row t it stands
 ROWS_AT_ONCE = 512  # bounds the deeper steps' attention scores to [heads, 512, T]
 
 
@@ -35,6 +48,17 @@ def draft_to_target_ids(d2t: Tensor, reading: D2T, vocab: int) -> Tensor:
     return ids
 
 
+def first_tokens(ids: Tensor, length: int, token: Token) -> Tensor:
+    """The tokens [length] beside the states of rows 0 … length-1; raises BadInput behind the text."""
+    shift = FIRST_TOKEN[token]
+    if length + shift > len(ids):
+        raise BadInput(
+            f"row {length - 1} is paired with token {length - 1 + shift} (wiring.token={token.value}), "
+            f"but the text has {len(ids)}"
+        )
+    return ids[shift : length + shift]
+
+
 @torch.no_grad()
 def draft_chains(
     drafter: Drafter,
@@ -47,11 +71,13 @@ def draft_chains(
     to_target: Tensor,
     decoder_layer: DecoderLayer = DecoderLayer.included,
     head: Tensor | None = None,
+    token: Token = Token.next,
 ) -> Tensor:
     """Greedy draft chains of `steps` tokens behind each of `rows`.
 
     embedding [V, H_d] · ids [T] the text · aux [T, A·H] the concatenated aux states ·
-    rows [R] ascending positions t < T-1 · to_target [V_d] from draft_to_target_ids ·
+    rows [R] ascending positions t < T-1 (with Token.after_next t < T-2) ·
+    to_target [V_d] from draft_to_target_ids ·
     head [V_d, H_d] the target's rows in the place of the drafter's own
     → target ids [R, steps]; entry [r, s] is drafted for position rows[r] + 2 + s.
     """
@@ -64,7 +90,7 @@ def draft_chains(
     prefix = torch.arange(length, device=ids.device)
     native: Cache = []
     g = drafter.fuse(aux[:length])[None]
-    y = drafter.step(embedding[ids[1 : length + 1]][None], g, prefix, native)
+    y = drafter.step(embedding[first_tokens(ids, length, token)][None], g, prefix, native)
     chains = []
     for chunk in rows.split(ROWS_AT_ONCE):
         hidden, cache = y[:, chunk], list(native)

@@ -11,7 +11,7 @@ and predicts x[t+2]. As SpecForge, EAGLE and the engines have it:
 
 The next step of a chain takes y (before the norm) in the place of g, the drafted token in the place
 of x[t+1], and stands at position t+1. DrafterShape's switches change this; layers behind the first
-are ordinary decoder layers on y.
+are ordinary decoder layers on y. `Drafter.rewired` is the same weights behind other switches.
 
 Source: SafeAILab/EAGLE `cnets.py`, SpecForge `llama3_eagle.py`, speculators `models/eagle3/core.py`,
 SGLang `llama_eagle3.py`.
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from eagle3.errors import BadInput
 from eagle3.form import Rope
 from eagle3.rope import cos_sin, rotate
+from eagle3.wiring import InputNorms
 
 KeysValues = tuple[Tensor, Tensor]  # each [B, kv_heads, T, head_dim]
 Cache = list[list[KeysValues]]  # [step][layer]
@@ -52,15 +53,21 @@ class DrafterShape:
     rope: Rope
     num_layers: int = 1
     windows: tuple[int | None, ...] = ()  # sliding attention window a layer; empty: none has one
+    hidden_first: bool = False  # the first layer sees cat(hidden, embedding)
+    input_norms: InputNorms = InputNorms.own  # which of its two norms goes where
     norm_before_residual: bool = False  # the residual is hidden_norm(g)
     norm_before_fc: bool = False  # one norm over the whole concatenation
     fc_norm: bool = False  # one norm a chunk of it
     feedback_normed: bool = False  # the next step takes norm(y)
     head_norm: bool = True  # the head takes norm(y)
     attention_bias: bool = False
+    qkv_bias: bool = True  # the first layer's q, k and v have theirs; SGLang gives them none
     mlp_bias: bool = False
     fc_bias: bool = False
     qk_norm: bool = False  # norms on q and k, a head
+    deeper_norm: bool = True  # False: the norm before the attention of layers >= 1 weighs by ones
+    interleaved: bool = False  # numbers 2i and 2i+1 of a head turn together, not i and i + d/2
+    standing: bool = False  # deeper steps stand where the first did
     own_head: bool = True  # False: the target's head is to be used
 
     def norm(self, width: int) -> nn.RMSNorm:
@@ -71,15 +78,16 @@ class DrafterShape:
 class Attention(nn.Module):
     """Self-attention; in the first layer over cat(embedding, hidden), twice as wide as its output."""
 
-    def __init__(self, shape: DrafterShape, inputs: int, window: int | None) -> None:
+    def __init__(
+        self, shape: DrafterShape, inputs: int, window: int | None, qkv_bias: bool
+    ) -> None:
         super().__init__()
         self.shape, self.window = shape, window
         width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        bias = shape.attention_bias
-        self.q_proj = nn.Linear(inputs, width, bias=bias)
-        self.k_proj = nn.Linear(inputs, kv_width, bias=bias)
-        self.v_proj = nn.Linear(inputs, kv_width, bias=bias)
-        self.o_proj = nn.Linear(width, shape.hidden, bias=bias)
+        self.q_proj = nn.Linear(inputs, width, bias=qkv_bias)
+        self.k_proj = nn.Linear(inputs, kv_width, bias=qkv_bias)
+        self.v_proj = nn.Linear(inputs, kv_width, bias=qkv_bias)
+        self.o_proj = nn.Linear(width, shape.hidden, bias=shape.attention_bias)
         if shape.qk_norm:
             self.q_norm = shape.norm(shape.head_dim)
             self.k_norm = shape.norm(shape.head_dim)
@@ -95,7 +103,8 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         cos, sin = cos.to(q.dtype), sin.to(q.dtype)  # under autocast q is narrower than g
-        return rotate(q, cos, sin), rotate(k, cos, sin), v
+        pairs = self.shape.interleaved
+        return rotate(q, cos, sin, pairs), rotate(k, cos, sin, pairs), v
 
     def forward(
         self,
@@ -178,10 +187,13 @@ class DecoderLayer(nn.Module):
         self.shape = shape
         window = shape.windows[index] if shape.windows else None
         self.input_layernorm = shape.norm(shape.hidden)  # in the first layer, of the embedding
+        if index and not shape.deeper_norm:
+            self.input_layernorm = nn.RMSNorm(shape.hidden, shape.norm_eps, False)
         if index == 0:
             self.hidden_norm = shape.norm(shape.hidden)
         inputs = shape.hidden if index else 2 * shape.hidden
-        self.self_attn = Attention(shape, inputs, window)
+        qkv_bias = shape.attention_bias and (shape.qkv_bias or index > 0)
+        self.self_attn = Attention(shape, inputs, window, qkv_bias)
         self.post_attention_layernorm = shape.norm(shape.hidden)
         self.mlp = Mlp(shape)
 
@@ -198,12 +210,27 @@ class DecoderLayer(nn.Module):
         if embedded is None:
             residual, z = g, self.input_layernorm(g)
         else:
-            normed = self.hidden_norm(g)
-            residual = normed if self.shape.norm_before_residual else g
-            z = torch.cat([self.input_layernorm(embedded), normed], -1)
+            residual, z = self.first_inputs(embedded, g)
         attended, kept = self.self_attn(z, rows, turn, earlier, window_from_row)
         r = residual + attended
         return r + self.mlp(self.post_attention_layernorm(r)), kept
+
+    def first_inputs(self, embedded: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """The first layer's residual [B, R, H] and what its attention sees [B, R, 2 H].
+
+        A normed residual is g behind the one norm that is the hidden state's. Where the hidden state
+        goes through both, it is still hidden_norm(g) alone: ModelOpt, which trains so, adds to g as it
+        is and has no normed residual.
+        """
+        of_embedding, of_hidden = self.input_layernorm, self.hidden_norm
+        if self.shape.input_norms is InputNorms.swapped:
+            of_embedding, of_hidden = of_hidden, of_embedding
+        normed = of_hidden(g)
+        residual = normed if self.shape.norm_before_residual else g
+        if self.shape.input_norms is InputNorms.double:
+            normed = of_hidden(of_embedding(g))
+        seen = [of_embedding(embedded), normed]
+        return residual, torch.cat(seen[::-1] if self.shape.hidden_first else seen, -1)
 
 
 class Drafter(nn.Module):
@@ -260,14 +287,17 @@ class Drafter(nn.Module):
         `cache` is what a serving engine's cache holds at this step; the step's keys are appended.
         Empty on the first step, whose rows must be 0..R-1 and attend causally among themselves. On
         step s, row t sees the first step's keys (cache[0]) up to its own index and then its own keys
-        of steps 1..s, and stands at rope position t + s. Entries of deeper steps lie as `rows` do,
-        so that rows may be gathered out of them.
+        of steps 1..s, and stands at rope position t + s, or at t where the shape is `standing`.
+        Entries of deeper steps lie as `rows` do, so that rows may be gathered out of them.
 
         A sliding window reaches back from the position, as in engines, so that with each step one
         more of the keys behind it is left out; with `window_from_row` from the row at every step, and
-        never short of the row's own keys: that is how speculators trains.
+        never short of the row's own keys: that is how speculators trains. It moves on where positions
+        stand, too: what an engine leaves out it counts by entries.
         """
-        turn = cos_sin(self.shape.rope, rows + len(cache), self.shape.head_dim, g.dtype)
+        shape = self.shape
+        positions = rows if shape.standing else rows + len(cache)
+        turn = cos_sin(shape.rope, positions, shape.head_dim, g.dtype, shape.interleaved)
         embedded = embedded.to(g.dtype)  # a target's table comes in the numbers it is stored in
         y, kept = self.midlayer(
             embedded, g, rows, turn, [step[0] for step in cache], window_from_row
@@ -297,8 +327,18 @@ class Drafter(nn.Module):
         return F.linear(self.norm(y) if self.shape.head_norm else y, head)
 
     def rewired(self, **switches: Any) -> Drafter:
-        """The same weights with other switches of its shape."""
+        """The same weights, shared, with other switches of its shape.
+
+        Norms that the switches ask for and this drafter does not have are of ones; weights that they
+        have no place for are left out. Raises BadInput where they ask for other weights.
+        """
         with torch.device("meta"):
             other = Drafter(replace(self.shape, **switches))
-        other.load_state_dict(self.state_dict(), assign=True)
+        weights, wanted = self.state_dict(), other.state_dict()
+        like = self.fc.weight
+        for name in wanted.keys() - weights.keys():
+            if "norm" not in name:
+                raise BadInput(f"the drafter has no {name}, and nothing can stand in for it")
+            weights[name] = torch.ones(wanted[name].shape, dtype=like.dtype, device=like.device)
+        other.load_state_dict({name: weights[name] for name in wanted}, assign=True)
         return other.train(self.training).requires_grad_(False)

@@ -16,9 +16,15 @@ from eagle3.form import Rope
 
 
 def cos_sin(
-    rope: Rope, positions: Tensor, head_dim: int, dtype: torch.dtype
+    rope: Rope,
+    positions: Tensor,
+    head_dim: int,
+    dtype: torch.dtype,
+    interleaved: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, head_dim] of the half-split rotary embedding at `positions` [T], in float32.
+    """cos and sin [T, head_dim] of the rotary embedding at `positions` [T], computed in float32.
+
+    They lie as `rotate` takes them: half-split, or `interleaved`.
 
     Raises BadInput behind the length that dynamic scaling sets in at. There transformers rotates
     each part of a text by the length that it was fed at, vLLM and SGLang all of it by one table, and
@@ -34,12 +40,18 @@ def cos_sin(
             )
     frequencies, factor = inverse_frequencies(rope, head_dim)
     angles = positions.float()[:, None] * frequencies.to(positions.device)[None, :]
-    angles = torch.cat([angles, angles], -1)
+    angles = angles.repeat_interleave(2, -1) if interleaved else torch.cat([angles, angles], -1)
     return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Half-split rotation; x [B, heads, T, d], cos and sin [T, d]."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """Rotation of x [B, heads, T, d] by cos and sin [T, d].
+
+    Half-split: number i of a head turns with i + d/2. `interleaved`: 2i turns with 2i + 1.
+    """
+    if interleaved:
+        across = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+        return x * cos + across * sin
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], -1) * sin
 

@@ -29,7 +29,7 @@ from eagle3 import chain
 from eagle3.errors import BadInput
 from eagle3.metrics import Chains, Count, count_chains, judge_chains
 from eagle3.model import Cache, Drafter
-from eagle3.wiring import DecoderLayer
+from eagle3.wiring import DecoderLayer, Token
 
 
 class Ancestry(str, Enum):
@@ -74,13 +74,14 @@ def draft_trees(
     head: Tensor | None = None,
     decoder_layer: DecoderLayer = DecoderLayer.included,
     ancestry: Ancestry = Ancestry.slot,
+    token: Token = Token.next,
 ) -> Trees:
     """Trees of `draft_tokens` nodes, the root included, behind each of `rows`.
 
     embedding [V, H_d] · ids [T] the text · aux [T, A·H] the concatenated aux states ·
     rows [R] ascending positions t < T-1 · to_target [V_d] from draft_to_target_ids ·
-    head [V_d, H_d] in the place of the drafter's own.
-    Raises BadInput where no tree has these sizes.
+    head [V_d, H_d] in the place of the drafter's own · token as in eagle3.chain; the root is x[t+1]
+    whatever it is. Raises BadInput where no tree has these sizes.
     """
     check_sizes(steps, topk, draft_tokens, len(to_target))
     length = int(rows[-1]) + 1
@@ -88,7 +89,7 @@ def draft_trees(
     native: Cache = []
     y = drafter.fuse(aux[:length])[None]
     if decoder_layer is DecoderLayer.included:
-        y = drafter.step(embedding[ids[1 : length + 1]][None], y, prefix, native)
+        y = drafter.step(embedding[chain.first_tokens(ids, length, token)][None], y, prefix, native)
 
     def feed(hidden: Tensor, tokens: Tensor, where: Tensor, cache: Cache) -> Tensor:
         """One step for K nodes of the rows `where` [K]: their parents' states [1, K, H_d] → theirs."""

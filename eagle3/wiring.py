@@ -1,16 +1,19 @@
 """The wiring: everything that ties a drafter to its target, as explicit switches.
 
-No torch here: the command line validates a wiring before anything heavy is imported.
+No torch here: the command line validates a wiring before anything heavy is imported. What a switch
+does to the numbers is in `eagle3.model`; which values stand for a checkpoint's own is asked of
+`Wiring.resolved`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
 from eagle3.errors import BadInput
+from eagle3.form import DrafterForm, Rope
 from eagle3.layers import LayerConvention, canonical_states
 
 
@@ -23,7 +26,7 @@ class D2T(str, Enum):
 
 
 class DecoderLayer(str, Enum):
-    """Whether the drafter's decoder layer runs between fc and the head."""
+    """Whether the drafter's decoder layers run between fc and the head."""
 
     included = "included"
     skipped = "skipped"
@@ -44,7 +47,7 @@ class Head(str, Enum):
 
 
 class Residual(str, Enum):
-    """What the attention's output is added to."""
+    """What the first layer's attention output is added to."""
 
     declared = "declared"  # what the checkpoint says it was trained with
     raw = "raw"  # fc's output, whatever the checkpoint says: what SGLang does
@@ -56,6 +59,89 @@ class Window(str, Enum):
 
     declared = "declared"  # what the checkpoint says it was trained with
     none = "none"  # over the whole text, whatever the checkpoint says: what SGLang does unasked
+
+
+class Concat(str, Enum):
+    """What the first layer's attention sees side by side."""
+
+    embedding_first = "embedding_first"  # cat(embedding, hidden): what every ecosystem does
+    hidden_first = "hidden_first"
+
+
+class InputNorms(str, Enum):
+    """The first layer's norms: input_layernorm and hidden_norm."""
+
+    own = "own"  # input_layernorm on the embedding, hidden_norm on the hidden state
+    swapped = "swapped"  # the other way round
+    double = "double"  # the hidden state goes through both, input_layernorm first: ModelOpt 0.47
+
+
+class FcInput(str, Enum):
+    """What fc sees of the aux states."""
+
+    declared = "declared"
+    raw = "raw"  # as captured
+    whole = "whole"  # behind one norm over the concatenation: input_norm, norm_before_fc
+    chunks = "chunks"  # behind one norm a state: fc_norm
+
+
+class HeadInput(str, Enum):
+    """What the head sees of the last layer's output y."""
+
+    declared = "declared"
+    normed = "normed"  # norm(y): what every engine does
+    raw = "raw"
+
+
+class Feedback(str, Enum):
+    """What the next draft step takes in the place of fc's output."""
+
+    declared = "declared"
+    raw = "raw"  # y
+    normed = "normed"  # norm(y): norm_output in engines
+
+
+class RopeChoice(str, Enum):
+    """Whose rotary embedding turns q and k."""
+
+    declared = "declared"  # the checkpoint's
+    unscaled = "unscaled"  # its base, without its scaling
+    no_mscale = "no_mscale"  # its YaRN scaling by the factor alone: SGLang up to 0.5.15
+    # Base 10000, unscaled: EAGLE's trainer, and engines where the config is not read.
+    base_10000 = "base_10000"
+    target = "target"  # the target's base and scaling
+
+
+class Rotation(str, Enum):
+    """Which numbers of a head turn in pairs."""
+
+    half_split = "half_split"  # i with i + d/2: Llama's
+    interleaved = "interleaved"  # 2i with 2i + 1: DeepSeek's, GGUF's
+
+
+class Token(str, Enum):
+    """Which token's embedding stands beside the target's states at position t in the first step.
+
+    What is drafted is held against x[t+2] whichever it is; see `eagle3.chain`.
+    """
+
+    same = "same"  # x[t]
+    next = "next"  # x[t+1]: what every ecosystem does
+    after_next = "after_next"  # x[t+2]
+
+
+class Positions(str, Enum):
+    """Where the deeper steps of a chain stand."""
+
+    advancing = "advancing"  # one further with each step
+    standing = "standing"  # all where the first did
+
+
+class Parts(str, Enum):
+    """Whether parts of the block that an engine may have no place for are run."""
+
+    declared = "declared"
+    dropped = "dropped"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,29 +156,44 @@ class Wiring:
     head: Head = Head.own
     residual: Residual = Residual.declared
     window: Window = Window.declared
+    concat: Concat = Concat.embedding_first
+    input_norms: InputNorms = InputNorms.own
+    fc_input: FcInput = FcInput.declared
+    head_input: HeadInput = HeadInput.declared
+    feedback: Feedback = Feedback.declared
+    rope: RopeChoice = RopeChoice.declared
+    rotation: Rotation = Rotation.half_split
+    token: Token = Token.next
+    positions: Positions = Positions.advancing
+    deeper_norm: Parts = Parts.declared  # the norm in front of the attention of layers >= 1
+    biases: Parts = Parts.declared  # of the first layer's q, k and v; o's stay
+    qk_norm: Parts = Parts.declared
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Wiring:
-        """A wiring from plain data; unknown keys and unknown values are errors."""
+        """A wiring from plain data; unknown keys and unknown values are errors.
+
+        Requests that were written before a switch was do not name it, and mean its default.
+        """
         unknown = sorted(set(raw) - {field.name for field in fields(cls)})
         if unknown:
             raise BadInput(f"wiring has no switch named {', '.join(unknown)}")
+        for name in ("layers", "convention", "d2t", "decoder_layer", "embedding"):
+            if name not in raw:
+                raise BadInput(f"wiring.{name} is missing")
         try:
             return cls(
                 layers=tuple(int(i) for i in raw["layers"]),
                 convention=LayerConvention(raw["convention"]),
-                d2t=D2T(raw["d2t"]),
-                decoder_layer=DecoderLayer(raw["decoder_layer"]),
-                embedding=Embedding(raw["embedding"]),
-                # Requests that were written before these switches were do not name them.
-                head=Head(raw.get("head", Head.own.value)),
-                residual=Residual(raw.get("residual", Residual.declared.value)),
-                window=Window(raw.get("window", Window.declared.value)),
+                **{name: kind(raw[name]) for name, kind in SWITCHES.items() if name in raw},  # type: ignore[arg-type]
             )
-        except KeyError as error:
-            raise BadInput(f"wiring.{error.args[0]} is missing") from error
         except ValueError as error:
             raise BadInput(f"wiring: {error}") from error
+
+    @classmethod
+    def of_states(cls, states: tuple[int, ...], **switches: Any) -> Wiring:
+        """A wiring by canonical states."""
+        return cls(layers=states, convention=LayerConvention.input, **switches)
 
     def states(self, num_layers: int | None = None) -> tuple[int, ...]:
         """The canonical states that are concatenated, in order."""
@@ -100,29 +201,134 @@ class Wiring:
 
     def plain(self) -> dict[str, Any]:
         """As plain data; parse(plain()) gives the same wiring."""
-        return {
-            "layers": list(self.layers),
-            "convention": self.convention.value,
-            "d2t": self.d2t.value,
-            "decoder_layer": self.decoder_layer.value,
-            "embedding": self.embedding.value,
-            "head": self.head.value,
-            "residual": self.residual.value,
-            "window": self.window.value,
+        switches = {name: getattr(self, name).value for name in SWITCHES}
+        return {"layers": list(self.layers), "convention": self.convention.value, **switches}
+
+    def resolved(self, form: DrafterForm) -> Wiring:
+        """The same wiring in canonical states and with no switch left at 'declared' that has a name.
+
+        Two wirings that compute the same are then equal, as far as the checkpoint's form tells: it
+        knows neither the numbers (a table of the drafter's own may be the target's) nor the target.
+        """
+        fc_input = FcInput.raw
+        if form.norm_before_fc.value:
+            fc_input = FcInput.whole
+        elif form.fc_norm.value:
+            fc_input = FcInput.chunks
+        own: dict[str, Enum] = {
+            "residual": Residual.normed if form.norm_before_residual.value else Residual.raw,
+            "fc_input": fc_input,
+            "head_input": HeadInput.normed if form.head_norm.value else HeadInput.raw,
+            "feedback": Feedback.normed if form.feedback_normed.value else Feedback.raw,
         }
+        named: dict[str, Any] = {
+            n: v for n, v in own.items() if getattr(self, n).value == "declared"
+        }
+        named["rope"] = first_alike(self.rope, form.rope.value)
+        if form.num_aux.value == 1 and fc_input is FcInput.raw and self.fc_input is FcInput.chunks:
+            named["fc_input"] = FcInput.whole  # one norm of ones, of the same width
+        # Switches of parts that this drafter does not have.
+        idle: list[str] = []
+        if not any(form.windows.value):
+            idle.append("window")
+        if form.num_layers.value == 1:
+            idle.append("deeper_norm")
+        if not form.attention_bias.value:
+            idle.append("biases")
+        if not form.qk_norm.value:
+            idle.append("qk_norm")
+        if self.decoder_layer is DecoderLayer.skipped:
+            # No token enters then, and every step repeats the first.
+            idle += [n for n in SWITCHES if n not in OUTSIDE_LAYER]
+            own["embedding"] = Embedding.own if form.embedding.value == "own" else Embedding.target
+        named |= {name: own.get(name, USUAL[name]) for name in idle}
+        return replace(self, layers=self.states(), convention=LayerConvention.input, **named)
+
+    def differing(self, other: Wiring) -> tuple[str, ...]:
+        """The names of what differs, 'states' among them; both resolved by the same form."""
+        names = ("states",) if self.states() != other.states() else ()
+        return (*names, *(n for n in SWITCHES if getattr(self, n) is not getattr(other, n)))
 
     def untrained(self) -> list[str]:
         """The switches that no trainer has so, as they would be written."""
-        usual = {
-            "d2t": D2T.offset,
-            "decoder_layer": DecoderLayer.included,
-            "head": Head.own,
-            "residual": Residual.declared,
-            "window": Window.declared,
-        }
+        usual = {name: USUAL[name] for name in SWITCHES if name not in ("embedding",)}
         set_so = {name: getattr(self, name) for name in usual}
         return [
             f"wiring.{name}={value.value}"
             for name, value in set_so.items()
             if value is not usual[name]
         ]
+
+
+# Every switch with its values, in the order in which they are written.
+SWITCHES: dict[str, type[Enum]] = {
+    "d2t": D2T,
+    "decoder_layer": DecoderLayer,
+    "embedding": Embedding,
+    "head": Head,
+    "residual": Residual,
+    "window": Window,
+    "concat": Concat,
+    "input_norms": InputNorms,
+    "fc_input": FcInput,
+    "head_input": HeadInput,
+    "feedback": Feedback,
+    "rope": RopeChoice,
+    "rotation": Rotation,
+    "token": Token,
+    "positions": Positions,
+    "deeper_norm": Parts,
+    "biases": Parts,
+    "qk_norm": Parts,
+}
+USUAL: dict[str, Enum] = {
+    field.name: field.default for field in fields(Wiring) if field.name in SWITCHES
+}
+# What is run without the decoder layers, too.
+OUTSIDE_LAYER = ("d2t", "decoder_layer", "head", "fc_input", "head_input")
+
+
+def chosen_rope(choice: RopeChoice, own: Rope, theirs: Rope | None = None) -> Rope:
+    """The rotary embedding that a choice means for a drafter with its `own` and a target with `theirs`.
+
+    Without `theirs` there is no choice of the target's: ValueError.
+    """
+    if choice is RopeChoice.target:
+        if theirs is None:
+            raise ValueError("the target's rope was not read")
+        return theirs
+    if choice is RopeChoice.base_10000:
+        return Rope(theta=10_000.0)
+    if choice is RopeChoice.unscaled:
+        return Rope(theta=own.theta)
+    if choice is RopeChoice.no_mscale and own.kind == "yarn":
+        kept = tuple((key, value) for key, value in own.scaling if key not in YARN_FACTORS)
+        return replace(own, scaling=kept)
+    return own
+
+
+def first_alike(choice: RopeChoice, own: Rope) -> RopeChoice:
+    """The first choice that turns as this one does, whatever the target's rope is."""
+    if choice is RopeChoice.target:
+        return choice
+    return next(
+        c for c in RopeChoice if heeded(chosen_rope(c, own)) == heeded(chosen_rope(choice, own))
+    )
+
+
+def heeded(rope: Rope) -> Rope:
+    """Without keys of its scaling that change nothing."""
+    scaling = dict(rope.scaling)
+    factors = [key for key in YARN_FACTORS if scaling.get(key)]
+    if rope.kind != "yarn":
+        return rope
+    if "attention_factor" in factors:
+        factors = ["attention_factor"]
+    elif len(factors) < 2:
+        factors = []  # one of mscale and mscale_all_dim alone is not read
+    kept = [(k, v) for k, v in rope.scaling if k not in YARN_FACTORS or k in factors]
+    return replace(rope, scaling=tuple(kept))
+
+
+# What yarn's factor on cos and sin is read from; without them it is 0.1 · ln(factor) + 1.
+YARN_FACTORS = ("attention_factor", "mscale", "mscale_all_dim")

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from eagle3 import trainer_metrics
-from eagle3.chain import draft_chains
 from eagle3.checkpoint import DrafterCheckpoint, load_drafter
 from eagle3.connect import Connected, check_fit, connect
 from eagle3.data import find_data
@@ -36,7 +35,7 @@ from eagle3.metrics import (
 from eagle3.samples import LeftOut, Sample, check_stored, read_samples
 from eagle3.target import TargetParts, load_target_parts
 from eagle3.trainer_metrics.tally import Tally
-from eagle3.tree import check_sizes, count_trees, draft_trees, judge_trees
+from eagle3.tree import check_sizes, count_trees, judge_trees
 from eagle3.truths import (
     AGREEMENT,
     count_truths,
@@ -206,32 +205,13 @@ class DrafterTest:
             truth_tokens(sample.input_ids, None, self.truth, str(sample.path))  # says what lacks
         ids, aux, mask = sample.input_ids, sample.aux(tied.states), sample.loss_mask
         t2d = tied.drafter.t2d
-        drafted = draft_chains(
-            tied.drafter,
-            tied.embedding,
-            ids,
-            aux,
-            rows,
-            steps=self.steps,
-            to_target=tied.to_target,
-            decoder_layer=tied.decoder_layer,
-            head=tied.head,
-        )
+        drafted = tied.chains(ids, aux, rows, steps=self.steps)
         chains = judge_chains(drafted, rows, ids, mask, truths[self.truth], t2d)
         found = count_chains(chains)
         if self.tree:
-            trees = draft_trees(
-                tied.drafter,
-                tied.embedding,
-                ids,
-                aux,
-                rows,
-                steps=self.steps,
-                topk=self.tree["topk"],
-                draft_tokens=self.tree["draft_tokens"],
-                to_target=tied.to_target,
-                head=tied.head,
-                decoder_layer=tied.decoder_layer,
+            topk, draft_tokens = self.tree["topk"], self.tree["draft_tokens"]
+            trees = tied.trees(
+                ids, aux, rows, steps=self.steps, topk=topk, draft_tokens=draft_tokens
             )
             found |= count_trees(judge_trees(trees, rows, ids, mask, truths[self.truth], t2d))
         counts.paths.append(sample.path)

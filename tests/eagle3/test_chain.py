@@ -16,7 +16,7 @@ from eagle3.chain import draft_chains, draft_to_target_ids
 from eagle3.errors import BadInput
 from eagle3.form import Rope
 from eagle3.model import Drafter, DrafterShape
-from eagle3.wiring import D2T, DecoderLayer
+from eagle3.wiring import D2T, DecoderLayer, InputNorms, Token
 from tests.eagle3.small import SHAPE, random_drafter
 
 
@@ -24,11 +24,13 @@ def rms(x: Tensor, weight: Tensor) -> Tensor:
     return x / (x.pow(2).mean() + SHAPE.norm_eps).sqrt() * weight
 
 
-def rotated(x: Tensor, position: int) -> Tensor:
-    """One head [d] at a position, by complex multiplication of the halves."""
+def rotated(x: Tensor, position: int, interleaved: bool = False) -> Tensor:
+    """One head [d] at a position, by complex multiplication of its pairs."""
     d = len(x)
     angle = torch.tensor([position * SHAPE.rope.theta ** (-2 * i / d) for i in range(d // 2)])
-    turned = torch.complex(x[: d // 2], x[d // 2 :]) * torch.polar(torch.ones(d // 2), angle)
+    pairs = (x[::2], x[1::2]) if interleaved else (x[: d // 2], x[d // 2 :])
+    turned = torch.complex(*pairs) * torch.polar(torch.ones(d // 2), angle)
+    # Scores of queries and keys do not mind in which order their numbers lie.
     return torch.cat([turned.real, turned.imag])
 
 
@@ -46,13 +48,14 @@ class PlainEngine:
         name = f"layers.{layer}" if layer else "midlayer"
         w = {key.removeprefix(f"{name}."): value for key, value in self.w.items()}
         q, k, v = ((w[f"self_attn.{part}_proj.weight"] @ z).split(SHAPE.head_dim) for part in "qkv")
-        self.cache[layer].append(([rotated(x, position) for x in k], list(v)))
+        pairs = self.shape.interleaved
+        self.cache[layer].append(([rotated(x, position, pairs) for x in k], list(v)))
         window = self.shape.windows[layer] if self.shape.windows else None
         cache = self.cache[layer] if window is None else self.cache[layer][-window:]
         heads = []
         for h, query in enumerate(q):
             group = h // (SHAPE.heads // SHAPE.kv_heads)
-            turned = rotated(query, position)
+            turned = rotated(query, position, pairs)
             scores = torch.stack([turned @ keys[group] for keys, _ in cache])
             weights = (scores / math.sqrt(SHAPE.head_dim)).softmax(0)
             heads.append(
@@ -66,25 +69,36 @@ class PlainEngine:
     def row(self, g: Tensor, token: int, position: int) -> tuple[Tensor, int]:
         """Feed one row; returns what the next step takes, and the draft id."""
         w = self.w
-        normed = rms(g, w["midlayer.hidden_norm.weight"])
-        embedded = rms(self.embedding[token], w["midlayer.input_layernorm.weight"])
+        of_embedding, of_hidden = (
+            w[f"midlayer.{name}.weight"] for name in ("input_layernorm", "hidden_norm")
+        )
+        if self.shape.input_norms is InputNorms.swapped:
+            of_embedding, of_hidden = of_hidden, of_embedding
+        normed = rms(g, of_hidden)
         residual = normed if self.shape.norm_before_residual else g
-        y = self.block(0, torch.cat([embedded, normed]), residual, position)
+        if self.shape.input_norms is InputNorms.double:
+            normed = rms(rms(g, of_embedding), of_hidden)
+        seen = [rms(self.embedding[token], of_embedding), normed]
+        if self.shape.hidden_first:
+            seen.reverse()
+        y = self.block(0, torch.cat(seen), residual, position)
         for layer in range(1, self.shape.num_layers):
-            z = rms(y, w[f"layers.{layer}.input_layernorm.weight"])
-            y = self.block(layer, z, y, position)
+            name = f"layers.{layer}.input_layernorm.weight"
+            y = self.block(layer, rms(y, w.get(name, torch.ones(SHAPE.hidden))), y, position)
         out = rms(y, w["norm.weight"])
         fed = out if self.shape.feedback_normed else y
         return fed, int((w["lm_head.weight"] @ out).argmax())
 
-    def draft(self, ids: Tensor, aux: Tensor, t: int, steps: int, to_target: Tensor) -> list[int]:
-        """A chain behind position t, from an empty cache."""
+    def draft(
+        self, ids: Tensor, aux: Tensor, t: int, steps: int, to_target: Tensor, beside: int = 1
+    ) -> list[int]:
+        """A chain behind position t, from an empty cache; x[i + beside] stands beside state i."""
         self.cache = [[] for _ in range(self.shape.num_layers)]
         for i in range(t + 1):
-            y, draft_id = self.row(self.w["fc.weight"] @ aux[i], int(ids[i + 1]), i)
+            y, draft_id = self.row(self.w["fc.weight"] @ aux[i], int(ids[i + beside]), i)
         drafted = [int(to_target[draft_id])]
         for step in range(1, steps):
-            y, draft_id = self.row(y, drafted[-1], t + step)
+            y, draft_id = self.row(y, drafted[-1], t if self.shape.standing else t + step)
             drafted.append(int(to_target[draft_id]))
         return drafted
 
@@ -100,6 +114,12 @@ def text(seed: int) -> tuple[Tensor, Tensor]:
 NARROW = replace(SHAPE, num_layers=2, windows=(2, None))
 WIDE = replace(SHAPE, num_layers=2, windows=(5, 3))
 SWITCHED = replace(SHAPE, num_layers=2, norm_before_residual=True, feedback_normed=True)
+STANDING = replace(SHAPE, standing=True)
+TURNED = replace(SHAPE, num_layers=2, interleaved=True, hidden_first=True, deeper_norm=False)
+SWAPPED = replace(SHAPE, input_norms=InputNorms.swapped)
+SWAPPED_RESIDUAL = replace(SWAPPED, norm_before_residual=True, standing=True, interleaved=True)
+DOUBLE = replace(SHAPE, input_norms=InputNorms.double)
+DOUBLE_RESIDUAL = replace(DOUBLE, norm_before_residual=True, hidden_first=True)
 
 
 @pytest.mark.parametrize("rows_at_once", [512, 3])
@@ -115,6 +135,13 @@ SWITCHED = replace(SHAPE, num_layers=2, norm_before_residual=True, feedback_norm
         (6, NARROW),
         (7, WIDE),
         (8, WIDE),
+        (9, STANDING),
+        (10, replace(WIDE, standing=True)),
+        (11, TURNED),
+        (12, SWAPPED),
+        (13, SWAPPED_RESIDUAL),
+        (14, DOUBLE),
+        (15, DOUBLE_RESIDUAL),
     ],
 )
 def test_chains_of_all_rows_equal_a_plain_decoding_loop(
@@ -133,6 +160,39 @@ def test_chains_of_all_rows_equal_a_plain_decoding_loop(
     engine = PlainEngine(drafter, embedding)
     for row, t in enumerate(rows.tolist()):
         assert drafted[row].tolist() == engine.draft(ids, aux, t, 4, to_target), f"row {t}"
+
+
+@pytest.mark.parametrize(("token", "beside"), [(Token.same, 0), (Token.after_next, 2)])
+def test_another_token_beside_the_states_is_fed_and_the_served_one_asked_for(
+    token: Token, beside: int, embedding: Tensor
+) -> None:
+    """The chain still begins at position t+2, whatever token its first step is fed."""
+    drafter = random_drafter(16)
+    ids, aux = text(16)
+    to_target = draft_to_target_ids(drafter.d2t, D2T.offset, SHAPE.vocab)
+    rows = torch.tensor([2, 5, 9])
+    drafted = draft_chains(
+        drafter, embedding, ids, aux, rows, steps=4, to_target=to_target, token=token
+    )
+    engine = PlainEngine(drafter, embedding)
+    for row, t in enumerate(rows.tolist()):
+        plain = engine.draft(ids, aux, t, 4, to_target, beside)
+        assert drafted[row].tolist() == plain, f"row {t}"
+    usual = draft_chains(drafter, embedding, ids, aux, rows, steps=4, to_target=to_target)
+    assert not torch.equal(drafted, usual)
+
+
+def test_a_token_behind_the_text_is_refused(drafter: Drafter, embedding: Tensor) -> None:
+    ids, aux = text(0)
+    to_target = draft_to_target_ids(drafter.d2t, D2T.offset, SHAPE.vocab)
+    given = (drafter, embedding, ids, aux)
+    for token, last in ((Token.same, 11), (Token.next, 10), (Token.after_next, 9)):
+        ok = draft_chains(*given, torch.arange(last + 1), steps=2, to_target=to_target, token=token)
+        assert len(ok) == last + 1
+    with pytest.raises(
+        BadInput, match=r"row 10 is paired with token 12 \(wiring\.token=after_next"
+    ):
+        draft_chains(*given, torch.arange(11), steps=2, to_target=to_target, token=Token.after_next)
 
 
 DYNAMIC = Rope(

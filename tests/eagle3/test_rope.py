@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eagle3.errors import BadInput
 from eagle3.form import Rope
-from eagle3.rope import cos_sin, inverse_frequencies
+from eagle3.rope import cos_sin, inverse_frequencies, rotate
 
 LONGEST = 64
 YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
@@ -71,6 +71,20 @@ def test_cos_and_sin_are_those_of_transformers(kind: str, scaling: dict[str, Any
     got = cos_sin(ours(kind, scaling, 500.0), positions, 16, torch.float32)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b[0], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_which_numbers_turn_together(interleaved: bool) -> None:
+    """By complex multiplication of the pairs."""
+    positions, d, theta = torch.tensor([0, 3, 11]), 8, 500.0
+    x = torch.randn(2, 3, 3, d, generator=torch.Generator().manual_seed(0))
+    turned = rotate(x, *cos_sin(Rope(theta=theta), positions, d, x.dtype, interleaved), interleaved)
+    first, second = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
+    angles = positions[:, None] * torch.tensor([theta ** (-2 * i / d) for i in range(d // 2)])
+    want = torch.complex(first, second) * torch.polar(torch.ones_like(angles), angles)
+    parts = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, -1)
+    torch.testing.assert_close(parts[0], want.real)
+    torch.testing.assert_close(parts[1], want.imag)
 
 
 def test_behind_the_trained_length_dynamic_scaling_is_refused() -> None:

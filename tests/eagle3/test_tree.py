@@ -31,7 +31,7 @@ from eagle3.tree import (
     judge_trees,
     walk_trees,
 )
-from eagle3.wiring import D2T, DecoderLayer
+from eagle3.wiring import D2T, DecoderLayer, Token
 from tests.eagle3.small import SHAPE, random_drafter
 
 TWO_LAYERS = replace(SHAPE, num_layers=2)
@@ -197,6 +197,12 @@ def plain_tree(
             {"steps": 4, "topk": 3, "draft_tokens": 16},
         ),
         (
+            replace(SHAPE, interleaved=True, hidden_first=True),
+            7,
+            5,
+            {"steps": 4, "topk": 3, "draft_tokens": 12},
+        ),
+        (
             replace(SHAPE, kv_heads=6, feedback_normed=True),
             5,
             2,
@@ -226,6 +232,22 @@ def test_trees_of_all_rows_equal_a_loop_without_caches(
         plain = plain_tree(drafter, embedding, to_target, text, ancestry, **sizes)
         drafted = torch.stack([trees.tokens[row], trees.parents[row], trees.depth[row]], 1)
         assert [tuple(node) for node in drafted.tolist()] == plain, f"row {t}"
+
+
+@pytest.mark.parametrize("token", Token)
+def test_another_token_beside_the_states_is_that_of_a_shifted_text(token: Token) -> None:
+    """The root, which the target wrote, stays the token behind the row."""
+    drafter = random_drafter(7)
+    ids, aux, embedding = random_text(7, SHAPE)
+    to_target = draft_to_target_ids(drafter.d2t, D2T.offset, SHAPE.vocab)
+    rows = torch.arange(2, 12)
+    given: dict[str, Any] = {"steps": 3, "topk": 3, "draft_tokens": 8, "to_target": to_target}
+    trees = draft_trees(drafter, embedding, ids, aux, rows, token=token, **given)
+    beside = {Token.same: torch.cat([ids[:1], ids]), Token.next: ids, Token.after_next: ids[1:]}
+    shifted = draft_trees(drafter, embedding, beside[token], aux, rows, **given)
+    assert torch.equal(trees.tokens[:, 1:], shifted.tokens[:, 1:])
+    assert torch.equal(trees.parents, shifted.parents)
+    assert torch.equal(trees.tokens[:, 0], ids[rows + 1])
 
 
 @pytest.mark.parametrize(("steps", "same"), [(2, True), (3, False)])
