@@ -176,6 +176,7 @@ _VLLM_LLAMA = Serving(
     own_embedding_kept=True,
     head="its own where the file has one that differs from the target's, otherwise the target's",
     d2t_missing="draft ids are taken as target ids (a table of zero offsets)",
+    yarn_mscale=False,
     source="model_executor/models/llama_eagle3.py, v1/spec_decode/llm_base_proposer.py",
     evidence=Evidence.read,
 )
@@ -188,11 +189,12 @@ _VLLM_INPUT_NORM = replace(
 _VLLM_NORMS = replace(
     _VLLM_INPUT_NORM,
     since="0.22.0",
-    until=None,
+    until="0.30.0",
     fc_norm=_at("fc_norm"),
     feedback_normed=_at("norm_output"),
     num_aux=("num_aux_hidden_states", NESTED),
 )
+_VLLM_YARN = replace(_VLLM_NORMS, since="0.30.0", until=None, yarn_mscale=True)
 _VLLM_QWEN3 = replace(
     _VLLM_NORMS,
     drafters=("Eagle3Qwen3ForCausalLM",),
@@ -201,6 +203,7 @@ _VLLM_QWEN3 = replace(
     num_aux=("num_aux_layers", "num_aux_hidden_states", KEY, NESTED),
     source="model_executor/models/qwen3_eagle3.py",
 )
+_VLLM_QWEN3_YARN = replace(_VLLM_QWEN3, since="0.30.0", until=None, yarn_mscale=True)
 _VLLM_MLA = replace(
     _VLLM_LLAMA,
     drafters=("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM"),
@@ -208,6 +211,7 @@ _VLLM_MLA = replace(
     until="0.22.0",
     mlp_bias=Switch(),
     interleaved_rope=True,
+    yarn_mscale=True,  # deepseek_yarn has always read it
     source="model_executor/models/deepseek_eagle3.py",
 )
 _VLLM_MLA_NORMS = replace(
@@ -230,7 +234,9 @@ SERVING: tuple[Serving, ...] = (
     _VLLM_BIAS,
     _VLLM_INPUT_NORM,
     _VLLM_NORMS,
+    _VLLM_YARN,
     _VLLM_QWEN3,
+    _VLLM_QWEN3_YARN,
     _VLLM_MLA,
     _VLLM_MLA_NORMS,
     Serving(

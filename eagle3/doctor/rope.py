@@ -171,7 +171,7 @@ def mscale(subject: Subject, drafter: Drafter, form: DrafterForm) -> Iterator[Fi
         fix=(
             line(f"{block}.{ATTN_FACTOR}", float(f"{trained / own:.4g}")),
             "in a copy of config.json for that release alone: newer ones multiply by it as well",
-            "or, without it, serve with SGLang 0.5.16 or newer",
+            "or, without it, serve with SGLang 0.5.16 or vLLM 0.30, or newer",
         ),
         evidence=f"{serving.evidence.value}: {serving.source}",
     )

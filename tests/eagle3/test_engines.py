@@ -501,6 +501,9 @@ def test_switches_came_with_releases() -> None:
     assert (old.blocks, new.blocks) == (("midlayer.",), ("midlayer.", "layers.0."))
     assert not serving_for("sglang", "0.5.15", None).yarn_mscale
     assert serving_for("sglang", "0.5.16", None).yarn_mscale
+    for architecture in (None, "Eagle3Qwen3ForCausalLM"):
+        assert not serving_for("vllm", "0.29.0", architecture).yarn_mscale
+        assert serving_for("vllm", "0.30.0", architecture).yarn_mscale
 
 
 def test_the_nested_switch_counts_before_the_one_at_the_top() -> None:
