@@ -29,7 +29,6 @@ from eagle3.rope import inverse_frequencies
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 EMBEDDING = "embed_tokens.weight"
-ROWS_AT_ONCE = 1024  # of a table that is looked through; bounds what is copied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +62,8 @@ def load_drafter(
         raise BadInput(f"{weights.files[0]} and {where} do not fit: {'; '.join(faults)}")
     embedding = tensors.pop(EMBEDDING, None)
     notes = [*said_aloud(form, config), *other_turns(form, turns), *complete_tables(form, tensors)]
-    drafter = Drafter(drafter_shape(form))
-    drafter.load_state_dict({**drafter.state_dict(), **tensors})
     return DrafterCheckpoint(
-        drafter=drafter.float().eval().requires_grad_(False).to(device),
+        drafter=build(drafter_shape(form), tensors, device),
         form=form,
         embedding=None if embedding is None else embedding.to(device),
         fingerprint=fingerprint_files([where, *index_file(weights), *weights.files]),
@@ -161,9 +158,28 @@ def wrong_numbers(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether a tensor holds numbers only, looked at in blocks: an embedding may fill a gigabyte."""
-    blocks = tensor.split(ROWS_AT_ONCE) if tensor.dim() else (tensor,)
-    return all(bool(torch.isfinite(block).all()) for block in blocks)
+    """Whether a tensor holds numbers only; nothing of its size is made, it may fill gigabytes."""
+    return not tensor.numel() or bool(torch.stack(tensor.aminmax()).isfinite().all())
+
+
+def build(shape: DrafterShape, tensors: Mapping[str, Tensor], device: str) -> Drafter:
+    """The drafter with these tensors, in float32; what a file may lack is as a new module has it.
+
+    Copied one by one into a module without memory of its own: a large drafter is never there twice,
+    nor filled with random numbers first.
+    """
+    with torch.device("meta"):
+        drafter = Drafter(shape)
+    values: dict[str, Tensor] = {}
+    for name, empty in drafter.state_dict().items():
+        if name in tensors:
+            values[name] = tensors[name].to(device, empty.dtype, copy=True)
+        elif name == "norm.weight" or name == "t2d":
+            values[name] = torch.ones(empty.shape, dtype=empty.dtype, device=device)
+        elif name == "d2t":
+            values[name] = torch.zeros(empty.shape, dtype=empty.dtype, device=device)
+    drafter.load_state_dict(values, assign=True)
+    return drafter.eval().requires_grad_(False)
 
 
 def drafter_shape(form: DrafterForm) -> DrafterShape:

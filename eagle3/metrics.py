@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -203,8 +204,9 @@ def rate(
     )
 
 
+@lru_cache(maxsize=2)  # those of rates and of differences: every figure of a run takes the same
 def bootstrap_weights(samples: int, seed: int, resamples: int = RESAMPLES) -> Tensor:
-    """How often each of `samples` texts is drawn in each resample, [resamples, samples]."""
+    """How often each of `samples` texts is drawn in each resample, [resamples, samples]; read only."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(samples, (resamples, samples), generator=generator)
     weights = torch.zeros(resamples, samples, dtype=torch.float64)

@@ -7,7 +7,7 @@ read. The rest of the target is never touched.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,8 @@ from eagle3.headers import TensorInfo, find_tensors
 
 EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
-ROWS_AT_ONCE = 8192  # of a table that is hashed or multiplied; bounds what is copied
+ROWS_AT_ONCE = 8192  # of a table that is hashed; bounds what is copied
+HEAD_ROWS = 2048  # that are multiplied at a time; bounds what is copied
 # Targets whose final norm multiplies by 1 + w. Source: transformers 5.24, `1.0 + self.weight` in the
 # norm that their models end in; Gemma 3n and 4 have left it. A multimodal target's own type stands
 # beside its language model's: some configs nest one without a type.
@@ -118,8 +119,7 @@ class TargetParts:
     def logits(self, h: Tensor, *, normed: bool) -> Tensor:
         """head(norm(h)), or head(h) where h is normed already; h [..., H] → [..., V] float32."""
         h = h.float() if normed else self.final_norm()(h)
-        blocks = [F.linear(h, rows.float()) for rows in self.head().split(ROWS_AT_ONCE)]
-        scores = torch.cat(blocks, -1)
+        scores = torch.cat(list(self._scores(h)), -1)
         cap = self.config.get("final_logit_softcapping")
         if cap and not is_number(cap):
             raise BadInput(
@@ -127,6 +127,17 @@ class TargetParts:
                 f"not {cap!r}"
             )
         return torch.tanh(scores / cap) * cap if cap else scores
+
+    def _scores(self, h: Tensor) -> Iterator[Tensor]:
+        """h [..., H] float32 times the head, in blocks of its rows."""
+        head = self.head()
+        if head.dtype is torch.float32:
+            yield F.linear(h, head)
+            return
+        # One block's memory for all of them: new memory for each costs more than the conversion.
+        block = torch.empty((min(HEAD_ROWS, len(head)), self.hidden), device=head.device)
+        for rows in head.split(HEAD_ROWS):
+            yield F.linear(h, block[: len(rows)].copy_(rows))
 
     @cached_property
     def _norm(self) -> FinalNorm:

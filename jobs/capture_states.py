@@ -154,6 +154,7 @@ class CaptureStates:
             "states": list(states),
             "num_layers": len(self.layers),
             "target": self.fingerprint,
+            "target_folder": str(self.folder),
             "samples": written,
             "left_out": len(prompts) - written,
             "positions": positions,

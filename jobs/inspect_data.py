@@ -7,44 +7,32 @@ its first layers, or all of them, where they fit in memory.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from eagle3.data import LAYOUTS, find_data, read_capture
+from eagle3.data import find_data, read_capture
 from eagle3.data.argmax import read_argmax
 from eagle3.data.form import RawSample
 from eagle3.doctor.findings import Finding, ordered
 from eagle3.errors import BadInput
 from eagle3.files import read_json
-from eagle3.headers import find_tensors
 from eagle3.metrics import Truth
-from eagle3.samples import check_lengths
 from eagle3.slot_findings import findings, undecided
-from eagle3.slot_states import Located, locate
-from eagle3.slot_verdicts import MOSTLY, Judged, judge
-from eagle3.slots import HEAD_ROWS, SlotMeter
-from eagle3.target import load_target_parts, read_tensor
+from eagle3.slot_verdicts import Judged, judge
+from eagle3.slots import HEAD_ROWS
+from eagle3.target import load_target_parts
 from eagle3.texts import SpecialIds, TextFigures, measured, sample_zero, special_ids
 from jobs.capture_states import load_tokenizer
 from jobs.events import Events
-from jobs.first_layers import (
-    POSITIONS,
-    TEXTS,
-    FirstLayers,
-    load_first_layers,
-    plan_layers,
-    run_layers,
-)
+from jobs.first_layers import TEXTS
 from jobs.inputs import capture_missing_data, pick_device, target_folder
+from jobs.inspecting import Inspector, first_rows, short
 
 HEAD_SAMPLES = 200  # that go through the head, spread evenly over the files
-
-T = TypeVar("T")
 
 
 def open_job(request: Mapping[str, Any], events: Events) -> InspectData:
@@ -78,15 +66,12 @@ class InspectData:
             num_layers=self.target.num_layers,
         )
         events.note(f"{self.form.folder} is in the layout {self.form.layout}: {self.form.why}")
-        self.layers_wanted: int | None = request["first_layers"]
-        self.plan = plan_layers(
-            self.target, self.layers_wanted, [slot.state for slot in self.form.slots]
-        )
+        self.inspector = Inspector(self.target, self.form, first_layers=request["first_layers"])
 
     def run_case(self, _: Mapping[str, Any]) -> dict[str, Any]:
         """Verdicts and figures of every slot, findings, and what the texts are."""
         notes = list(self.form.notes)
-        meter = self.meter(notes)
+        meter = self.inspector.meter(notes)
         tokenizer = self.tokenizer()
         texts = TextFigures(vocab=self.target.vocab, special=self.special_ids(tokenizer))
         damaged: list[str] = []
@@ -102,12 +87,12 @@ class InspectData:
             texts.add(sample)
             has_argmax = has_argmax or sample.target_argmax is not None
             meter.add(sample, short(sample.path), through_head=number % stride == 0)
-            if len(kept) < TEXTS and self.can_be_run(sample):
+            if len(kept) < TEXTS and self.inspector.can_be_run(sample):
                 kept.append(first_rows(sample))
             self.events.progress("inspect", number + 1, total)
         if not texts.samples:
             raise BadInput(f"{self.form.folder} holds no sample that can be read")
-        located, ran = self.locate(kept, meter)
+        located, ran = self.inspector.locate(kept, meter)
         slots = judge(self.form, meter.figures, located, self.target.num_layers, self.seed)
         found = [
             *findings(self.form, slots, meter.same, texts.zero_positions),
@@ -158,10 +143,7 @@ class InspectData:
 
     def read(self, path: Path) -> RawSample:
         """One sample with its lengths checked, and the target's choices where they lie apart."""
-        sample = LAYOUTS[self.form.layout].read(path, self.form)
-        check_lengths(sample, self.target.hidden)
-        if not len(sample.input_ids):
-            raise BadInput(f"{path} holds no tokens")
+        sample = self.inspector.read(path)
         if self.argmax is None:
             return sample
         choices = read_argmax(self.argmax, path, self.form.folder, sample.input_ids)
@@ -174,40 +156,6 @@ class InspectData:
         except BadInput:
             return True
         return False
-
-    def had(self, what: str, read: Callable[[], T], notes: list[str]) -> T | None:
-        """A part of the target, or None with a note of what is not measured without it."""
-        try:
-            return read()
-        except BadInput as error:
-            notes.append(f"{what} was not measured: {error}")
-            return None
-
-    def meter(self, notes: list[str]) -> SlotMeter:
-        """What measures the slots, with the target's parts that are at hand."""
-        norm = self.had(
-            "which side of the final norm a slot lies on", self.target.final_norm, notes
-        )
-        return SlotMeter(
-            self.target,
-            len(self.form.slots),
-            norm=norm,
-            input_norm=None if norm is None else self.input_norm(one_plus=norm.one_plus),
-            head=self.had("what the head makes of a slot", self.target.head, notes),
-        )
-
-    def input_norm(self, *, one_plus: bool) -> Tensor | None:
-        """What the first layer's norm multiplies by, [H], where the target has such a norm."""
-        name = f"{self.target.base}layers.0.input_layernorm.weight"
-        found = find_tensors(self.folder, [name]).get(name)
-        if found is None:
-            return None
-        weight = read_tensor(found).float().to(self.device)
-        return weight + 1 if one_plus else weight
-
-    def can_be_run(self, sample: RawSample) -> bool:
-        """Whether all ids of a sample are the target's."""
-        return 0 <= int(sample.input_ids.min()) <= int(sample.input_ids.max()) < self.target.vocab
 
     def special_ids(self, tokenizer: Any) -> SpecialIds:
         """The target's special tokens, by its configs and, where it has one, its tokenizer."""
@@ -226,34 +174,6 @@ class InspectData:
             return load_tokenizer(self.folder)
         except (BadInput, ImportError):
             return None
-
-    def locate(
-        self, kept: Sequence[RawSample], meter: SlotMeter
-    ) -> tuple[list[Located | None], FirstLayers]:
-        """Each slot's place among the states that the target makes of the first texts."""
-        nowhere: list[Located | None] = [None] * len(meter.figures)
-        if not self.plan.layers or not kept:
-            return nowhere, self.plan
-        try:
-            model = load_first_layers(self.folder, self.plan.layers, self.device)
-            made = run_layers(model, [sample.input_ids for sample in kept], self.device)
-        except BadInput as error:
-            if self.layers_wanted:
-                raise
-            return nowhere, replace(self.plan, layers=0, why=str(error))
-        del model
-        norm = meter.norm
-        normed = None
-        located = []
-        for i, figures in enumerate(meter.figures):
-            rows = [sample.slots[i] for sample in kept]
-            place = locate(rows, made)
-            if norm and not (place and place.found) and (figures.unit_share or 0) >= MOSTLY:
-                normed = normed or [norm(states.to(self.device)).cpu() for states in made]
-                behind = locate(rows, normed)
-                place = replace(behind, normed=True) if behind and behind.found else place
-            located.append(place)
-        return located, self.plan
 
     def origin_findings(self, damaged: Sequence[str]) -> Iterator[Finding]:
         """What is wrong with the folder as a whole."""
@@ -309,20 +229,6 @@ def template(sample: RawSample, tokenizer: Any) -> dict[str, Any]:
     text = None if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=False)
     hashed = None if text is None else hashlib.sha256(text.encode()).hexdigest()
     return {**prompt, "prompt_text_sha256": hashed}
-
-
-def first_rows(sample: RawSample) -> RawSample:
-    """The first positions of a sample, in memory of their own."""
-    return replace(
-        sample,
-        input_ids=sample.input_ids[:POSITIONS].clone(),
-        slots=tuple(slot[:POSITIONS].clone() for slot in sample.slots),
-    )
-
-
-def short(path: Path) -> str:
-    """A sample file's name with its folder's."""
-    return "/".join(path.parts[-2:])
 
 
 def sample_digest(sample: RawSample) -> bytes:

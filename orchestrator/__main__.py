@@ -58,11 +58,9 @@ def run_hydra(argv: list[str]) -> int:
     from yaml import YAMLError
 
     from orchestrator.explain import explain
-    from orchestrator.paths import CLONE, CONF
+    from orchestrator.paths import CONF
     from orchestrator.schema import register
 
-    if str(CLONE) not in sys.path:  # started elsewhere: Hydra looks for the launcher on this path
-        sys.path.append(str(CLONE))
     register()
     done: list[Session] = []
     refused: list[OrchestratorError] = []

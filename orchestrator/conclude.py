@@ -16,7 +16,7 @@ from orchestrator.errors import (
 from orchestrator.follow import Ended
 from orchestrator.judge import Verdict, judge, metrics_of, not_answered, parse_predictions
 from orchestrator.paths import RunPaths
-from orchestrator.runs import failed_result, reference, why_not, write_json
+from orchestrator.runs import failed_result, reference, why_not, write_json, write_patched
 from orchestrator.session import Session
 from orchestrator.tracking import Tracking, default_tracking, how_to_open
 
@@ -27,7 +27,8 @@ def conclude(
     """Bring a run to its end by `ending`, judge it, show it and file it."""
     attach = f"python -m orchestrator attach {reference(paths.folder)}"
     try:
-        answer(session, config, paths, ending)
+        with session.show.until_answered():
+            answer(session, config, paths, ending)
     except Detached as error:
         if not config["detach"]:  # else it is what was asked for
             session.failed = session.cancelled = True
@@ -67,9 +68,14 @@ def answer(
         write_json(paths.result, ended.result)
         verdict = not_answered(str(error))
     write_json(paths.verdict, verdict.plain())
+    patched = write_patched(paths, ended.result)
     session.cancelled = ended.state.get("state") == "cancelled"
     if ended.ok and ended.result is not None:
         session.show.answer(ended.result, verdict.plain())
+        if patched:
+            session.show.line(
+                f"patched  {paths.patched}: the drafter's config.json as it should be"
+            )
     else:
         session.show.not_answered(verdict.reason, paths.folder)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -21,6 +21,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from eagle3.errors import BadInput
 from eagle3.wiring import Wiring
+from orchestrator.check_search import JOBS as SEARCHES
+from orchestrator.check_search import check_search
 from orchestrator.errors import InputError
 from orchestrator.judge import metrics_of, parse_predictions
 from orchestrator.raw_types import check_raw_types, schema_type
@@ -30,8 +32,11 @@ SECTIONS = {
     "drafter_test": {"wiring", "target", "drafter", "data"},
     "capture_states": {"target", "data"},
     "inspect_data": {"target", "data"},
+    "wiring_search": {"wiring", "target", "drafter", "data"},
+    "diagnose": {"wiring", "target", "drafter", "data", "engine"},
     "script": set(),
 }
+PARTS = set().union(*SECTIONS.values())
 SHARED = {"claim", "predict", "strict", "detach", "host", "job", "tracking", "results"}
 LEAST = {
     "job.steps": 1,
@@ -40,6 +45,7 @@ LEAST = {
     "job.seed": 0,
     "job.first_layers": 0,
     "job.ttt_steps": 1,
+    "job.finalists": 1,
     "job.tree.topk": 1,
     "job.tree.draft_tokens": 2,  # the root and one drafted token
     "job.timeout_s": 0.1,
@@ -100,9 +106,16 @@ def resolve(cfg: DictConfig, hydra: Any) -> Resolved:
     if not composed.get("results"):  # results=$UNSET
         raise InputError("results is empty; set results=FOLDER, or leave it out")
     set_here = [*override_values(overrides, choices)]
-    check_raw_types(raw_leaves(folders, choices), str(job))
+    in_files = [*raw_leaves(folders, choices)]
+    check_raw_types(in_files, str(job))
     check_raw_types([(key, value, f"override {key}") for key, value in set_here], str(job))
-    kept = {k: v for k, v in composed.items() if k in SECTIONS[job] | SHARED}
+    read = SECTIONS[job] | SHARED
+    if job in SEARCHES and not any(
+        touches("wiring", key) for key in (*(k for k, *_ in set_here), *(k for k, *_ in in_files))
+    ):
+        read = read - {"wiring"}  # it starts from what the checkpoint declares
+    kept = {k: v for k, v in composed.items() if k in read}
+    check_choices(overrides, choices, read, job)
     unknown = [key for key, _ in leaves(kept) if schema_type(key, str(job)) is None]
     if unknown:
         raise InputError(f"{unknown[0]} is no setting that anything reads; remove it")
@@ -134,6 +147,7 @@ def resolve(cfg: DictConfig, hydra: Any) -> Resolved:
     parse_predictions(resolved["predict"], metrics_of(str(job)))
     check_ranges(resolved)
     check_whose_metrics(resolved)
+    check_search(resolved)
     check_host(resolved["host"])
     for number, word in enumerate(resolved["job"].get("args", ())):
         if SECRET_VALUE.search(word):
@@ -275,6 +289,18 @@ def override_values(
             yield from leaves(override.value(), key)
 
 
+def check_choices(
+    overrides: Sequence[str], choices: Mapping[str, Any], read: Iterable[str], job: str
+) -> None:
+    """A section that is chosen on the command line must be one that the job reads."""
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        key = override.key_or_group
+        if key in choices and key in PARTS and key not in read:
+            raise InputError(
+                f"{override.input_line} chooses a section that the job {job} does not read; leave it out"
+            )
+
+
 def check_stands(config: Mapping[str, Any], wanted: Sequence[tuple[str, Any]], what: str) -> None:
     """Every wanted (key, value) must be in the composed config."""
     for key, value in wanted:
@@ -370,13 +396,15 @@ def check_experiment(
         values = [
             (key, value)
             for key, value in leaves(raw_content(path))
-            if not any(touches(key, o) for o in overridden)
+            if key and not any(touches(key, o) for o in overridden)
         ]
         named = experiment_choices(path)
         if not named and not any(key not in ("claim", "predict") for key, _ in values):
             raise InputError(f"{path} sets nothing, so it would test the defaults; state a wiring")
         check_stands(config, values, f"{path}, but the job does not read it")
         for name, option in named.items():
+            if name in PARTS and name not in config:
+                raise InputError(f"{path} chooses {name}={option}, but the job does not read it")
             if name not in chosen_here and flat_choice(choices.get(name) or "") != option:
                 raise InputError(
                     f"{path} chooses {name}={option}, but the config uses {choices.get(name)}"

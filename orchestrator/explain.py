@@ -11,6 +11,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from orchestrator import schema
 
+# Sections whose keys are a person's own, which Hydra takes with a + in front.
+FREE = r"host\.env|engine\.flags|job\.axes\.only"
 NOISE = ("Config search path", "provider=", "object_type", "reference_type", "See https:")
 
 
@@ -31,6 +33,9 @@ def explain(error: BaseException) -> str:
         role, given = path.groups()
         own = f"{role}=path {role}.path={given}"
         return f"{role}={given} names no config; for a folder of your own: {own}"
+    if free := re.search(rf"is not in struct full_key: (({FREE})\.(\S+))", text):
+        key, section = free.group(1), free.group(2)
+        return f"{section} has no {free.group(3)!r} yet; write +{key}=… for a key of your own"
     if isinstance(error, OverrideParseException):
         key, is_setting, value = str(error.override).partition("=")
         if is_setting and '"' not in value and "'" not in value:

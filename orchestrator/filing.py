@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.errors import InputError, TrackingError
+from orchestrator.filing_search import finalist_result, tags_of, texts_of
 from orchestrator.spelling import (
     LONG_PARAM,
     LONG_TAG,
+    NAME_LENGTH,
     Names,
     canonical,
     flatten,
@@ -39,6 +41,7 @@ FILES = (
     "verdict.json",
     "snapshot.diff",
 )
+EXPERIMENT = "experiment/diagnose.yaml"  # what `diagnose` wrote of what it was asked
 # The config's sections that make params; host and experiment are params of their own.
 SECTIONS = ("wiring", "target", "drafter", "data", "engine", "job")
 
@@ -60,8 +63,9 @@ class Point(NamedTuple):
 class Filing:
     """Everything that MLflow is to hold about one run; times in ms since 1970.
 
-    `texts` are artifacts made from values that are too long for a param or a tag, by file name.
-    `ended` is None exactly where `status` is RUNNING.
+    `texts` are artifacts that are no file of the folder, by file name: values that are too long for
+    a param or a tag, tables. `ended` is None exactly where `status` is RUNNING. `children` are runs
+    below this one, which end before it does; `name` is what a person sees, where not the id.
     """
 
     run_id: str
@@ -74,6 +78,8 @@ class Filing:
     texts: Mapping[str, str]
     files: tuple[Path, ...]
     notes: tuple[str, ...]
+    name: str | None = None
+    children: tuple[Filing, ...] = ()
 
 
 def read_run(folder: Path) -> Filing:
@@ -92,7 +98,10 @@ def read_run(folder: Path) -> Filing:
     verdict = read_json(folder / "verdict.json")
     events, notes = _events(folder / "events.jsonl")
 
-    texts: dict[str, str] = {}
+    run_id = check_id(run.get("run_id"), folder)
+    texts = texts_of(result or {})
+    if (own := _read(folder / EXPERIMENT)) is not None:
+        texts[EXPERIMENT] = own.decode("utf-8", "replace")
     params = _params(config_bytes, run, result, texts, notes)
     points = _result_points(folder / "result.json", result)
     if run.get("job") == "script":  # its result repeats what it printed on the way
@@ -106,10 +115,11 @@ def read_run(folder: Path) -> Filing:
     said = [str(note) for note in (result or {}).get("notes") or []]
     if said or notes:
         tags["notes"] = "\n".join(said + notes)
+    tags |= tags_of(result or {})
 
     status = _status(result, ended_how, verdict)
     return Filing(
-        run_id=check_id(run.get("run_id"), folder),
+        run_id=run_id,
         started=time_ms(folder / "run.json", run, "created"),
         ended=None if status == "RUNNING" else _ended(run, result, ended_how, events),
         status=status,
@@ -119,6 +129,43 @@ def read_run(folder: Path) -> Filing:
         texts=texts,
         files=tuple(folder / name for name in FILES if (folder / name).is_file()),
         notes=tuple(notes),
+        children=tuple(
+            _finalist(folder / "result.json", run_id, number, row, result or {})
+            for number, row in enumerate((result or {}).get("ranked") or (), start=1)
+        ),
+    )
+
+
+def _finalist(
+    path: Path, run_id: str, number: int, row: Mapping[str, Any], result: Mapping[str, Any]
+) -> Filing:
+    """A ranked wiring of a search, as a run below the search's own."""
+    own = finalist_result(row, result)
+    texts: dict[str, str] = {}
+    params = {
+        "rank": number,
+        "changed": row["changed"],
+        "teacher": row["teacher"],
+        "resolved.states": row["states"],
+        **dict(flatten("wiring", row["wiring"])),
+    }
+    tags = {"finalist_of": run_id, "tied": row["tied"], **_truths(own)}
+    return Filing(
+        run_id=f"{run_id}.{number:02d}",
+        started=time_ms(path, own, "started"),
+        ended=time_ms(path, own, "ended"),
+        status="FINISHED",
+        params={k: shorten("param", k, canonical(v), LONG_PARAM, texts) for k, v in params.items()},
+        tags={
+            k: shorten("tag", k, canonical(v), LONG_TAG, texts)
+            for k, v in tags.items()
+            if v is not None
+        },
+        points=tuple(_result_points(path, own)),
+        texts=texts,
+        files=(),
+        notes=(),
+        name=f"{number} {row['name']}"[:NAME_LENGTH],
     )
 
 
@@ -222,12 +269,19 @@ def _tags(
             tags["findings"] = "\n".join(f"{f['severity']} {f['name']}: {f['what']}" for f in found)
         if error := result.get("error"):
             tags["error"] = f"{error.get('kind')}: {error.get('message')}"
-        for name, figure in (result.get("metrics") or {}).items():
-            tags[f"truth.{legal_name(name)}"] = figure.get("truth") if figure else None
-        for name, curve in (result.get("curves") or {}).items():
-            truths = {str(point["truth"]) for point in curve if point.get("truth") is not None}
-            tags[f"truth.{legal_name(name)}"] = ", ".join(sorted(truths)) or None
+        tags |= _truths(result)
     return {key: canonical(value) for key, value in tags.items() if value is not None}
+
+
+def _truths(result: Mapping[str, Any]) -> dict[str, str | None]:
+    """What each figure and each curve is compared with."""
+    tags: dict[str, str | None] = {}
+    for name, figure in (result.get("metrics") or {}).items():
+        tags[f"truth.{legal_name(name)}"] = figure.get("truth") if figure else None
+    for name, curve in (result.get("curves") or {}).items():
+        truths = {str(point["truth"]) for point in curve if point.get("truth") is not None}
+        tags[f"truth.{legal_name(name)}"] = ", ".join(sorted(truths)) or None
+    return tags
 
 
 def _where(environment: Mapping[str, Any], preflight: Mapping[str, Any]) -> dict[str, str]:

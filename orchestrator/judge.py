@@ -23,6 +23,8 @@ METRICS = (
     "accept_length_tree",
     "accept_length_tree_uniform",
     "coverage",
+    "accuracy_served",  # by the engine that a diagnosis is asked about
+    "accept_length_served",
     "accuracy/target_argmax",
     "accuracy/next_token",
     "accuracy/stored_teacher",

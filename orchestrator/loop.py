@@ -172,7 +172,7 @@ def start(session: Session, config: dict[str, Any], paths: RunPaths, wish: Wish)
         sizes = [size_of(put) for put in to_send(loads, laid_out)]
         if any(answer.header.get("busy") for answer in laid_out):
             if not waiting:
-                session.show.line("waiting  another command is sending the same content")
+                session.show.trouble("waiting  another command is sending the same content")
             waiting = True
             time.sleep(BUSY_PAUSE_S)
             continue

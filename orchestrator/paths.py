@@ -68,6 +68,10 @@ class RunPaths:
         return self.folder / "verdict.json"
 
     @property
+    def patched(self) -> Path:
+        return self.folder / "patched" / "config.json"
+
+    @property
     def filed(self) -> Path:
         return self.folder / "filed.json"
 

@@ -42,6 +42,7 @@ from orchestrator.runs import (
     record_of,
     reference,
     write_json,
+    write_patched,
 )
 from orchestrator.session import Session, key_of
 from orchestrator.tracking import Tracking
@@ -109,6 +110,7 @@ def take_in(session: Session, config: dict[str, Any], paths: RunPaths) -> dict[s
         result = collect(channel, run_id, CASE, paths)
     verdict = judged(config, Ended(state=state, result=result), paths)
     write_json(paths.verdict, verdict.plain())
+    write_patched(paths, result)
     session.unfiled.append(paths.folder)
     session.show.meanwhile(run_id, verdict.plain())
     return state

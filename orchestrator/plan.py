@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.check_search import JOBS as SEARCHES
 from orchestrator.errors import InputError
 from orchestrator.push import Load, Tree, tree_of
 
@@ -55,8 +56,10 @@ def inputs_of(config: Mapping[str, Any]) -> dict[str, Input]:
                 "job.dtype is for the texts of a dump; for prompts: data.capture.dtype"
             )
         return {**inputs, "prompts": prompts_input(config)}
-    if job["name"] == "drafter_test":
+    if job["name"] in ("drafter_test", *SEARCHES):
         inputs["drafter"] = section_input("drafter", config["drafter"])
+    if (checkout := config.get("engine", {}).get("checkout")) is not None:
+        inputs["checkout"] = Input(path=host_path("engine.checkout", checkout))
     if (argmax := config["data"]["target_argmax"]) is not None:
         inputs["argmax"] = Input(path=host_path("data.target_argmax", argmax))
     if config["data"]["capture"] is not None:
@@ -153,6 +156,8 @@ def request_of(
         return capture_request(config, inputs, inputs["out"].path, root, keep=False)
     if job["name"] == "inspect_data":
         return inspect_data_request(config, inputs, root)
+    if job["name"] in SEARCHES:
+        return search_request(config, inputs, root)
     return drafter_test_request(config, inputs, root)
 
 
@@ -212,12 +217,45 @@ def drafter_test_request(
         "job": "drafter_test",
         **{key: job[key] for key in asked},
         "tree": None if job["tree"]["topk"] is None else job["tree"],
-        "inputs": {
-            "target": target_spec(config, inputs["target"], root),
-            "drafter": {"path": inputs["drafter"].path, "layout": config["drafter"]["layout"]},
-            "data": data_or_capture(config, inputs, root),
-        },
+        "inputs": drafter_inputs(config, inputs, root),
         "cases": [{"case_id": CASE, "wiring": config["wiring"]}],
+    }
+
+
+def drafter_inputs(
+    config: Mapping[str, Any], inputs: Mapping[str, Placed], root: str
+) -> dict[str, Any]:
+    """Target, drafter and data as every job that drafts is told of them."""
+    return {
+        "target": target_spec(config, inputs["target"], root),
+        "drafter": {"path": inputs["drafter"].path, "layout": config["drafter"]["layout"]},
+        "data": data_or_capture(config, inputs, root),
+    }
+
+
+def search_request(
+    config: Mapping[str, Any], inputs: Mapping[str, Placed], root: str
+) -> dict[str, Any]:
+    """The request of a wiring_search or a diagnose job with one case."""
+    job = config["job"]
+    asked = ("steps", "max_samples", "finalists", "seed", "axes")
+    request = {
+        **machine(config),
+        "job": job["name"],
+        **{key: job[key] for key in asked},
+        "start": config.get("wiring"),
+        "inputs": drafter_inputs(config, inputs, root),
+        "cases": [{"case_id": CASE}],
+    }
+    if job["name"] != "diagnose":
+        return request
+    engine = config["engine"]
+    if engine["name"] is not None and "checkout" in inputs:
+        engine = {**engine, "checkout": inputs["checkout"].path}
+    return {
+        **request,
+        "engine": None if engine["name"] is None else engine,
+        "trained_accuracy": job["trained_accuracy"],
     }
 
 

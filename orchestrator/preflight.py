@@ -117,7 +117,11 @@ def check_packages(config: Mapping[str, Any], found: Found, made: bool) -> Itera
     captures = job == "capture_states" or (config["data"]["capture"] is not None and not made)
     packages = found.environment["packages"]
     tables = config["data"].get("layout") == "speculators"  # its dataset is arrow's
-    extra = (*(("transformers",) if captures else ()), *(("pyarrow",) if tables else ()))
+    extra = (
+        *(("transformers",) if captures else ()),
+        *(("pyarrow",) if tables else ()),
+        *(("numpy",) if job == "diagnose" else ()),  # what doctor reads tensors with
+    )
     for name in ("torch", "safetensors", *extra):
         version = packages.get(name)
         said, ok = f"{name} {version}", version is not None

@@ -50,6 +50,7 @@ __all__ = [
 
 RUN_TAG = "orchestrator.run_id"
 SWEEP_TAG = "orchestrator.sweep_id"
+FINALIST_TAG = "orchestrator.finalist_id"
 # MLflow's limits a batch.
 METRICS, PARAMS, TAGS, ENTITIES = 1000, 100, 100, 1000
 
@@ -215,6 +216,8 @@ def _file(store: Store, id_tag: str, filing: Filing, parent: str | None) -> File
         client.log_artifact(run_id, str(path))
     for name, text in filing.texts.items():
         client.log_text(run_id, text, name)
+    for child in filing.children:  # before the parent ends, so that a kill here leaves it to `heal`
+        _file(store, FINALIST_TAG, child, run_id)
     _sweep_up(run.info.artifact_uri)
     if filing.ended is not None and (run.info.status, run.info.end_time) != (
         filing.status,
@@ -238,7 +241,10 @@ def _find_or_create(store: Store, id_tag: str, filing: Filing, parent: str | Non
         if parent is not None:
             tags["mlflow.parentRunId"] = parent
         store.client.create_run(
-            store.experiment_id, start_time=filing.started, tags=tags, run_name=filing.run_id
+            store.experiment_id,
+            start_time=filing.started,
+            tags=tags,
+            run_name=filing.name or filing.run_id,
         )
         found = _search(store, f"tags.`{id_tag}` = '{filing.run_id}'")
     # An answer lost on the network is asked for again, and so may have made two.

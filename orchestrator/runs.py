@@ -10,7 +10,7 @@ import re
 import secrets
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +253,16 @@ def failed_result(error: OrchestratorError) -> dict[str, Any]:
 def write_json(path: Path, data: Any) -> None:
     """A JSON file under its final name only when complete."""
     write_atomic(path, json.dumps(data, indent=1, allow_nan=False).encode())
+
+
+def write_patched(paths: RunPaths, result: Mapping[str, Any] | None) -> bool:
+    """Keep the drafter's config.json as a diagnosis wants it; whether there is one."""
+    config = ((result or {}).get("diagnosis") or {}).get("config")
+    if config is None:
+        return False
+    paths.patched.parent.mkdir(exist_ok=True)
+    write_json(paths.patched, config)
+    return True
 
 
 def exit_code(folders: list[Path], failed: bool = False) -> int:

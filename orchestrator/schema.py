@@ -16,7 +16,24 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
 from eagle3.layers import LayerConvention
-from eagle3.wiring import D2T, DecoderLayer, Embedding, Head, Residual, Window
+from eagle3.wiring import (
+    D2T,
+    Concat,
+    DecoderLayer,
+    Embedding,
+    FcInput,
+    Feedback,
+    Head,
+    HeadInput,
+    InputNorms,
+    Parts,
+    Positions,
+    Residual,
+    RopeChoice,
+    Rotation,
+    Token,
+    Window,
+)
 from orchestrator.paths import CLONE
 
 # Hydra reads these annotations at run time: List and Optional are what OmegaConf 2.3 understands.
@@ -83,6 +100,15 @@ class Device(Enum):
     auto = "auto"
 
 
+class EngineName(Enum):
+    """The engines of which it is known what they make of a drafter."""
+
+    sglang = "sglang"
+    vllm = "vllm"
+    tensorrt_llm = "tensorrt_llm"
+    llama_cpp = "llama_cpp"
+
+
 class Dtype(Enum):
     """The number type a target is run in; auto is its checkpoint's own."""
 
@@ -104,6 +130,18 @@ class WiringConfig:
     head: Head = Head.own
     residual: Residual = Residual.declared
     window: Window = Window.declared
+    concat: Concat = Concat.embedding_first
+    input_norms: InputNorms = InputNorms.own
+    fc_input: FcInput = FcInput.declared
+    head_input: HeadInput = HeadInput.declared
+    feedback: Feedback = Feedback.declared
+    rope: RopeChoice = RopeChoice.declared
+    rotation: Rotation = Rotation.half_split
+    token: Token = Token.next
+    positions: Positions = Positions.advancing
+    deeper_norm: Parts = Parts.declared
+    biases: Parts = Parts.declared
+    qk_norm: Parts = Parts.declared
 
 
 @dataclass
@@ -152,6 +190,19 @@ class DataConfig:
     damaged: Damaged = Damaged.fail
     target_argmax: str | None = None  # a folder on the host that capture_states made for this data
     capture: CaptureConfig | None = None
+
+
+@dataclass
+class EngineConfig:
+    """The engine that serves the drafter, and what is known of it there."""
+
+    name: EngineName | None = None  # None: no engine is asked about
+    version: str | None = None
+    engine_class: str | None = None  # the target's class there, such as kimi_k25
+    checkout: str | None = None  # a folder on the host with the engine's source
+    flags: dict[str, Any] = field(default_factory=dict)  # of the server
+    ids: list[int] | None = None  # layer ids that it is given; None: what config.json says
+    accept_length: float | None = None  # that it was seen to have
 
 
 @dataclass
@@ -230,6 +281,47 @@ class InspectDataJob:
 
 
 @dataclass
+class AxesConfig:
+    """What a search may vary; left alone it varies everything that the data can decide."""
+
+    fixed: list[str] = field(default_factory=list)  # 'states' or switches of the wiring: not varied
+    only: dict[str, list[str]] = field(default_factory=dict)  # a switch: the values to try
+    states: list[list[int]] | None = None  # canonical, each in fc's order; None: every choice
+    neighbours: bool = True  # states one off those of the start, where they can be had
+
+
+@dataclass
+class WiringSearchJob:
+    """Find the wiring that a drafter was trained with, and on which teacher."""
+
+    name: str = "wiring_search"
+    steps: int = 4
+    max_samples: int | None = None
+    finalists: int = 8  # how many wirings are scored on all samples and ranked
+    seed: int = 0  # of the bootstrap and of the order in which samples are taken
+    axes: AxesConfig = field(default_factory=AxesConfig)
+    device: Device = Device.cpu
+    threads: int = 2
+    timeout_s: float | None = None
+
+
+@dataclass
+class DiagnoseJob:
+    """Find the wiring that a drafter was trained with, and what an engine does instead."""
+
+    name: str = "diagnose"
+    steps: int = 4
+    max_samples: int | None = None
+    finalists: int = 8
+    seed: int = 0
+    axes: AxesConfig = field(default_factory=AxesConfig)
+    trained_accuracy: float | None = None  # at step 0, as the training log has it
+    device: Device = Device.cpu
+    threads: int = 2
+    timeout_s: float | None = None
+
+
+@dataclass
 class ScriptJob:
     """Run a script of one's own; what it prints as `metric name=value` is measured."""
 
@@ -257,6 +349,7 @@ class Config:
     target: TargetConfig = field(default_factory=TargetConfig)
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     host: HostConfig = field(default_factory=HostConfig)
     job: Any = MISSING
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
@@ -267,12 +360,16 @@ JOB_SCHEMAS = {
     "drafter_test": DrafterTestJob,
     "capture_states": CaptureStatesJob,
     "inspect_data": InspectDataJob,
+    "wiring_search": WiringSearchJob,
+    "diagnose": DiagnoseJob,
     "script": ScriptJob,
 }
 
 
 def register() -> None:
-    """Make the types and the resolvers known to Hydra; called before composing."""
+    """Make the types, the resolvers and the launcher known to Hydra; called before composing."""
+    if str(CLONE) not in sys.path:  # started elsewhere: Hydra looks for the launcher on this path
+        sys.path.append(str(CLONE))
     OmegaConf.register_new_resolver("clone", lambda path: str(CLONE / path), replace=True)
     OmegaConf.register_new_resolver("python", lambda _="": sys.executable, replace=True)
     store = ConfigStore.instance()

@@ -80,7 +80,7 @@ class Session:
 
     def inputs(self, config: dict[str, Any]) -> dict[str, Input]:
         """The inputs of a config, read once a command where a sweep shares them."""
-        sections = ("job", "target", "drafter", "data")
+        sections = ("job", "target", "drafter", "data", "engine")
         key = json.dumps([config.get(name) for name in sections], sort_keys=True)
         if key not in self._inputs:
             inputs = inputs_of(config)
@@ -149,7 +149,7 @@ class Session:
                 if host["alias"] is None or left <= 0 or losses >= MOST_LOSSES:
                     raise
                 self.lost.add(key_of(host))
-                self.show.line(f"lost     {error}; trying again for {left:.0f} s", style="yellow")
+                self.show.trouble(f"lost     {error}; trying again for {left:.0f} s")
                 time.sleep(min(pause, left))
                 pause = min(2 * pause, LONGEST_PAUSE_S)
         raise AssertionError("unreachable")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.rule import Rule
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ STAGES = {
     "capture": "capturing the target's states",
     "inspect": "looking at the samples",
     "choose": "asking the target for its own choices",
+    "read": "reading the samples",
+    "search": "searching wirings",
 }
 COLOURS = {
     "supported": "green",
@@ -45,6 +48,8 @@ LABELS = {
     "accept_length_uniform": "accept length, every position",
     "accept_length_tree": "accept length, tree",
     "accept_length_tree_uniform": "accept length, tree, every position",
+    "accuracy_served": "accuracy (step 0), as served",
+    "accept_length_served": "accept length, as served",
     "coverage": "coverage",
     "accuracy/target_argmax": "accuracy (step 0)",
     "accuracy/next_token": "accuracy (step 0)",
@@ -58,6 +63,18 @@ RARE = {
     "head": "own",
     "residual": "declared",
     "window": "declared",
+    "concat": "embedding_first",
+    "input_norms": "own",
+    "fc_input": "declared",
+    "head_input": "declared",
+    "feedback": "declared",
+    "rope": "declared",
+    "rotation": "half_split",
+    "token": "next",
+    "positions": "advancing",
+    "deeper_norm": "declared",
+    "biases": "declared",
+    "qk_norm": "declared",
 }
 TRAINERS = ("specforge/", "speculators/")  # curves that a training log prints, step by step
 MOST_CHANGES = 6  # another interpreter differs in hundreds of packages
@@ -81,14 +98,46 @@ class Show:
         self.console = console or LastingConsole(highlight=False, soft_wrap=True)
         if not self.console.is_terminal:
             self.console.width = PLAIN_WIDTH
+        self.held: list[tuple[Any, str | None]] | None = None  # None: nothing is held back
 
     def line(self, text: str, style: str | None = None) -> None:
         """One line of plain text."""
-        self.console.print(escape(printable(text)), style=style)
+        self.put(escape(printable(text)), style)
+
+    def put(self, what: Any, style: str | None = None) -> None:
+        """Anything that the console prints; later, where an answer is to come before it."""
+        if self.held is None:
+            self.console.print(what, style=style)
+        else:
+            self.held.append((what, style))
+
+    def trouble(self, text: str) -> None:
+        """What holds a run up, said at once; on stderr where nothing may come before the answer."""
+        if self.held is None:
+            self.line(text, style="yellow")
+        else:
+            error_console().print(escape(printable(text)), style="yellow")
+
+    @contextmanager
+    def until_answered(self) -> Iterator[None]:
+        """Behind this block nothing is held back, whether there was an answer or not."""
+        try:
+            yield
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Print what was held back, and hold nothing from here on."""
+        held, self.held = self.held or [], None
+        for what, style in held:
+            self.console.print(what, style=style)
 
     def heading(self, config: Mapping[str, Any], experiment: str | None, run_id: str) -> None:
-        """What is being tested, on which host."""
-        self.console.rule(f"[bold]{escape(experiment or config['job']['name'])}", align="left")
+        """What is being tested, on which host. Of a diagnosis the answer comes first, this behind it."""
+        if config["job"]["name"] == "diagnose":
+            self.held = []
+        title = f"[bold]{escape(experiment or config['job']['name'])}"
+        self.put(Rule(title, align="left", style="rule.line"))
         if config.get("claim"):
             self.line(f"claim    {config['claim']}")
         if config.get("predict"):
@@ -123,7 +172,7 @@ class Show:
         said = (
             f"[{COLOURS[word]}]{word.replace('_', ' ')}[/]  {escape(printable(verdict['reason']))}"
         )
-        self.console.print(f"meanwhile  {escape(run_id)} has ended: {said}")
+        self.put(f"meanwhile  {escape(run_id)} has ended: {said}")
 
     def ask_interrupt(self) -> str:
         """What Ctrl-C is to do: 'detach' or 'cancel'. A second one detaches.
@@ -196,7 +245,11 @@ class Show:
             )
 
     def answer(self, result: Mapping[str, Any], verdict: Mapping[str, Any]) -> None:
-        """The table of figures and the verdict."""
+        """The table of figures and the verdict; of a diagnosis first what counts most."""
+        diagnosis = result.get("diagnosis") or {}
+        for number, text in enumerate(diagnosis.get("first_lines") or []):
+            self.console.print(escape(printable(text)), style=None if number else "bold")
+        self.release()
         metrics = result.get("metrics") or {}
         self.slots(result.get("slots") or [])
         if metrics:
@@ -218,7 +271,13 @@ class Show:
                 if name.startswith(TRAINERS):
                     steps = "  ".join(f"{point['value']:.3f}" for point in points)
                     self.line(f"{name}, from step {points[0]['step']} on: {steps}")
-        self.findings(result.get("findings") or [])
+        if result.get("ranked"):
+            from orchestrator.show_search import show_diagnosis, show_search
+
+            if diagnosis:
+                show_diagnosis(self, diagnosis)
+            show_search(self, result)
+        self.findings(diagnosis.get("findings") or result.get("findings") or [])
         word = verdict["verdict"]
         self.console.print(
             f"[bold {COLOURS[word]}]{word.replace('_', ' ')}[/]  {escape(printable(verdict['reason']))}"
@@ -252,6 +311,7 @@ class Show:
 
     def not_answered(self, reason: str, folder: Path) -> None:
         """A run that gave no answer: why, and where its log is."""
+        self.release()
         self.console.print(f"[bold red]not answered[/]  {escape(printable(reason))}")
         self.line(f"log      {folder / 'log'}", style="dim")
 
@@ -353,6 +413,9 @@ def unusual(wiring: Mapping[str, Any], usual: Mapping[str, str]) -> list[str]:
 
 def error_line(message: str) -> None:
     """One sentence on stderr."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(
-        f"[bold red]error:[/] {escape(printable(message))}"
-    )
+    error_console().print(f"[bold red]error:[/] {escape(printable(message))}")
+
+
+def error_console() -> Console:
+    """The console on stderr."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)

@@ -38,6 +38,13 @@ def run_doctor(arguments: list[str]) -> int:
     return doctor.run(arguments)
 
 
+def run_diagnose(arguments: list[str]) -> int:
+    """diagnose drafter=… data=…: the cause, what it costs, and the lines to change."""
+    from orchestrator import diagnose
+
+    return diagnose.run(arguments)
+
+
 def run_layers(arguments: list[str]) -> int:
     """layers '[2,30,58]' engine=…: what layer ids mean, and what to write elsewhere."""
     from orchestrator import layer_ids
@@ -58,6 +65,7 @@ def managing(verb: str) -> Verb:
 
 VERBS: dict[str, Verb] = {
     **{verb: managing(verb) for verb in ("runs", "attach", "logs", "cancel", "collect")},
+    "diagnose": run_diagnose,
     "doctor": run_doctor,
     "layers": run_layers,
     "record": run_record,

@@ -11,6 +11,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from orchestrator.asked import quoted
 from orchestrator.config import Resolved, check_host, resolve
 from orchestrator.errors import InputError
 from orchestrator.explain import explain
@@ -25,7 +26,7 @@ EXPERIMENTS = sorted(p.stem for p in (CONF / "experiment").glob("*.yaml"))
 def resolved(*overrides: str, extra: Path | None = None) -> Resolved:
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        search = [f"hydra.searchpath=[file://{extra}]"] if extra else []
+        search = [f"hydra.searchpath=[{quoted(f'file://{extra}')}]"] if extra else []
         cfg = compose("config", [*overrides, *search], return_hydra_config=True)
     task = OmegaConf.masked_copy(cfg, [k for k in cfg if k != "hydra"])
     return resolve(task, cfg.hydra)

@@ -1,0 +1,139 @@
+"""A diagnosis: what it found, as plain data and as a text whose first lines hold what counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from eagle3.diagnosis import told
+from eagle3.diagnosis.fixes import Fix
+from eagle3.doctor.findings import Finding
+from eagle3.metrics import Difference, Rate
+from eagle3.served import ServedWiring
+from eagle3.wiring import Wiring
+
+CAUSE, SOUND, UNKNOWN = "cause", "sound", "unknown"  # verdicts
+CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What one difference costs: it alone is put in, everything else as trained."""
+
+    accuracy_as_trained: Rate
+    accuracy_so: Rate
+    accept_length_as_trained: Rate
+    accept_length_so: Rate
+    difference: Difference  # of accept lengths, as trained minus so, paired
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "accuracy_as_trained": self.accuracy_as_trained.plain(),
+            "accuracy_so": self.accuracy_so.plain(),
+            "accept_length_as_trained": self.accept_length_as_trained.plain(),
+            "accept_length_so": self.accept_length_so.plain(),
+            "difference": asdict(self.difference),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """One cause: a kind of eagle3.diagnosis.kinds, in words, with its cost and what to do."""
+
+    kind: str
+    what: str  # 'trained on states 0, 3 and 31; served 3, 31 and 59'
+    trained: str
+    served: str
+    cost: Cost | None  # None: not measurable with what is at hand; `undecided` says why
+    fixes: tuple[Fix, ...]
+    confidence: str  # certain, likely or possible
+    evidence: str
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            **{name: getattr(self, name) for name in ("kind", "what", "trained", "served")},
+            "cost": None if self.cost is None else self.cost.plain(),
+            "fixes": [fix_plain(fix) for fix in self.fixes],
+            "confidence": self.confidence,
+            "evidence": self.evidence,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """The answer to 'what is wrong with this drafter behind this engine'."""
+
+    verdict: str  # cause, sound or unknown
+    headline: str
+    causes: tuple[Cause, ...]  # the most costly first; empty where sound
+    trained: Wiring  # resolved; as far as the data tells
+    teacher: str  # what the drafter was trained on, in words
+    served: ServedWiring | None
+    slots: tuple[str, ...]  # "slot 0: state 0, verified"
+    accept_length_served: Rate | None
+    accept_length_repaired: Rate
+    ladder: tuple[tuple[str, Rate], ...]  # accept length behind the first fix, the first two, …
+    signature: str
+    confidence: str
+    undecided: tuple[str, ...]  # what the data cannot decide, with the data that would
+    elsewhere: tuple[Fix, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    # config.json with the changes of all fixes; None: nothing in it has to change.
+    config: Mapping[str, Any] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data, the texts among it."""
+        served, repaired = self.accept_length_served, self.accept_length_repaired
+        return {
+            "verdict": self.verdict,
+            "headline": self.headline,
+            "causes": [cause.plain() for cause in self.causes],
+            "trained": {**self.trained.plain(), "states": list(self.trained.states())},
+            "teacher": self.teacher,
+            "served": None if self.served is None else served_plain(self.served),
+            "slots": list(self.slots),
+            "accept_length_served": None if served is None else served.plain(),
+            "accept_length_repaired": repaired.plain(),
+            "ladder": [{"mended": kind, "accept_length": r.plain()} for kind, r in self.ladder],
+            "signature": self.signature,
+            "confidence": self.confidence,
+            "undecided": list(self.undecided),
+            "elsewhere": [fix_plain(fix) for fix in self.elsewhere],
+            "findings": [{**asdict(f), "fix": list(f.fix)} for f in self.findings],
+            "notes": list(self.notes),
+            "config": None if self.config is None else dict(self.config),
+            "first_lines": self.first_lines(),
+            "markdown": self.markdown(),
+        }
+
+    def markdown(self) -> str:
+        """The whole answer; its first lines are `first_lines()`."""
+        return told.markdown(self)
+
+    def first_lines(self) -> list[str]:
+        """At most 12 lines of at most 120 columns: cause, fix, expected accept length, confidence."""
+        return told.first_lines(self)
+
+
+def fix_plain(fix: Fix) -> dict[str, Any]:
+    """A fix as plain data."""
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(fix).items()}
+
+
+def served_plain(served: ServedWiring) -> dict[str, Any]:
+    """The engine's resolved wiring as plain data."""
+    plain: dict[str, Any] = {}
+    for name, value in vars(served).items():
+        if isinstance(value, Wiring):
+            plain[name] = value.plain()
+        elif isinstance(value, tuple):
+            plain[name] = list(value)
+        elif isinstance(value, Mapping):
+            plain[name] = dict(value)
+        else:
+            plain[name] = getattr(value, "value", value)
+    return plain

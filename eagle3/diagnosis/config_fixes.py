@@ -1,0 +1,122 @@
+"""Fixes that change config.json, or a server's flag, where the engine reads them."""
+
+from __future__ import annotations
+
+from eagle3.diagnosis import rewrites
+from eagle3.diagnosis.fix import CODE, Case, Fix
+from eagle3.diagnosis.patched_config import no_window, set_rope, set_switch
+from eagle3.doctor.rope import ATTN_FACTOR, attention_factor
+from eagle3.doctor.subject import Engine
+from eagle3.doctor.switches import at, ways_out
+from eagle3.form import Rope
+from eagle3.wiring import FcInput, Feedback, Parts, Residual, RopeChoice, Window, chosen_rope
+
+TARGET_LINES = "rope_theta and rope_scaling as they stand in the target's config.json"
+
+
+def switched(case: Case, name: str, value: bool, tensors: str | None = None) -> tuple[Fix, ...]:
+    """A switch that the config sets where the engine reads it; `tensors` to leave out where off."""
+    serving = case.serving
+    if serving is None or case.asked is None or case.rule is None:
+        return ()
+    switch = getattr(serving, name)
+    if not switch.honoured:
+        if value:
+            engine = Engine(asked=case.asked, rule=case.rule, serving=serving, checkout=None)
+            return (case.none(*ways_out(name, engine)),)
+        return (case.none(CODE),)
+    edit = case.edit()
+    set_switch(edit, name, switch, value)
+    gone = rewrites.without(tensors, f"the tensors of {name}") if tensors and not value else None
+    return (case.edited(edit, snippet=gone),)
+
+
+def of_residual(case: Case) -> tuple[Fix, ...]:
+    """norm_before_residual."""
+    return switched(case, "norm_before_residual", case.trained.residual is Residual.normed)
+
+
+def of_feedback(case: Case) -> tuple[Fix, ...]:
+    """norm_output, as engines mean it."""
+    return switched(case, "feedback_normed", case.trained.feedback is Feedback.normed)
+
+
+def of_fc_input(case: Case) -> tuple[Fix, ...]:
+    """The norms in front of fc."""
+    wanted = case.trained.fc_input
+    if wanted is FcInput.raw:
+        whole = case.form.norm_before_fc.value
+        name = "norm_before_fc" if whole else "fc_norm"
+        tensors = "input_norm[.]weight" if whole else r"fc_norm[.]\d+[.]weight|aux_norm_.*"
+        return switched(case, name, False, tensors)
+    return switched(case, "norm_before_fc" if wanted is FcInput.whole else "fc_norm", True)
+
+
+def of_biases(case: Case) -> tuple[Fix, ...]:
+    """The biases of the attention's projections."""
+    on = case.trained.biases is Parts.declared
+    return switched(case, "attention_bias", on, r".*[.]self_attn[.]._proj[.]bias")
+
+
+def of_qk_norm(case: Case) -> tuple[Fix, ...]:
+    """Qwen3's norms on q and k."""
+    if case.trained.qk_norm is Parts.declared:
+        return switched(case, "qk_norm", True)
+    gone = rewrites.without(r".*[.]self_attn[.][qk]_norm[.]weight", "the norms on q and k")
+    edit = case.edit()
+    edit.put(f"{edit.layer}model_type", "llama")
+    return (case.edited(edit, snippet=gone),)
+
+
+def of_rope(case: Case) -> tuple[Fix, ...]:
+    """The base and the scaling that were trained with, where this layout states them."""
+    own = case.form.rope.value
+    run = case.served.wiring if case.served is not None else None
+    if case.trained.rope is RopeChoice.declared:
+        if run is None or run.rope is not RopeChoice.no_mscale:
+            return (case.none(CODE),)
+        return factor_written(case, own)
+    if case.trained.rope is RopeChoice.target and case.target_rope is None:
+        return (case.fix(f"write {TARGET_LINES}"),)
+    edit = case.edit()
+    set_rope(edit, chosen_rope(case.trained.rope, own, case.target_rope))
+    return (case.edited(edit),)
+
+
+def factor_written(case: Case, own: Rope) -> tuple[Fix, ...]:
+    """yarn's factor for releases that read neither mscale nor attention_factor."""
+    serving = case.serving
+    newer = "serve it with SGLang 0.5.16 or vLLM 0.30, or newer, which read mscale"
+    if serving is None or serving.yarn_mscale:
+        return (case.none("state the factor by mscale and mscale_all_dim, which it reads"),)
+    bare = Rope(theta=own.theta, kind="yarn", scaling=(("factor", dict(own.scaling)["factor"]),))
+    edit = case.edit()
+    spelled = [edit.layer + key for key in ("rope_scaling", "rope_parameters")]
+    factor = float(f"{attention_factor(own) / attention_factor(bare):.4g}")
+    edit.put(f"{next(p for p in spelled if at(edit.config, p))}.{ATTN_FACTOR}", factor)
+    needs = f"a copy of config.json for that release alone; or, without it, {newer}"
+    return (case.edited(edit, needs=needs),)
+
+
+def of_window(case: Case) -> tuple[Fix, ...]:
+    """A flag in SGLang, the config elsewhere."""
+    widths = set(case.form.windows.value)
+    if case.trained.window is Window.none:
+        edit = case.edit()
+        no_window(edit, case.form.num_layers.value)
+        return (case.edited(edit),)
+    if case.name != "sglang":
+        return (case.none("serve it with vLLM, which reads the layers' windows from config.json"),)
+    if len(widths) != 1:
+        return (
+            case.none(
+                "SGLang has one window for all layers; serve it with vLLM, which has one for each",
+                "train with one window in all layers",
+            ),
+        )
+    return (
+        case.fix(
+            f"--speculative-draft-window-size {widths.pop()}",
+            source="models/llama_eagle3.py; it sees one token more than training did",
+        ),
+    )

@@ -1,0 +1,191 @@
+"""All that a diagnosis rests on, measured or read before anything is concluded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from eagle3.doctor.findings import Finding
+from eagle3.doctor.subject import EngineAsked
+from eagle3.form import DrafterForm, Rope
+from eagle3.metrics import Count, Difference, Rate, Truth, paired_difference, rate
+from eagle3.search.search import Searched
+from eagle3.served import ServedWiring
+from eagle3.wiring import Wiring
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One wiring on all texts, against one truth: raw counts a text (eagle3.metrics.count_chains)."""
+
+    wiring: Wiring
+    counts: Sequence[Mapping[str, Count]]
+    truth: str  # a Truth's name, or a teacher's
+    steps: int
+    seed: int
+
+    @cached_property
+    def accuracy(self) -> Rate:
+        """Of the first drafted token."""
+        return self.rate("accuracy", (0.0, 1.0))
+
+    @cached_property
+    def accept_length(self) -> Rate:
+        """On the served walk, the bonus token included."""
+        return self.rate("accept_length", (1.0, self.steps + 1.0))
+
+    @cached_property
+    def coverage(self) -> Rate:
+        """The share of the truth's tokens that the draft vocabulary has."""
+        return self.rate("coverage", (0.0, 1.0))
+
+    @cached_property
+    def conditional(self) -> list[tuple[int, Rate]]:
+        """Accuracy by step, given that all steps before were right; steps without positions left out."""
+        points = []
+        for step in range(self.steps):
+            found = self.found(f"step_accuracy/conditional@{step}", (0.0, 1.0))
+            if found is not None:
+                points.append((step, found))
+        return points
+
+    def rate(self, name: str, limits: tuple[float, float]) -> Rate:
+        """A rate over all texts; where nothing could be counted it is at its lowest, known as such."""
+        found = self.found(name, limits)
+        if found is None:
+            low, high = limits
+            return Rate(value=low, low=low, high=high, numerator=0, denominator=0, truth=self.truth)
+        return found
+
+    def found(self, name: str, limits: tuple[float, float]) -> Rate | None:
+        """A rate over all texts, None without positions; named by this truth."""
+        counts = [text[name] for text in self.counts if name in text]
+        if not counts:
+            return None
+        made = rate(counts, Truth.target_argmax, limits=limits, seed=self.seed)
+        if made is None:
+            return None
+        return Rate(**{**made.plain(), "truth": self.truth})
+
+    def minus(self, other: Scored, name: str, *, comparisons: int) -> Difference:
+        """This one's rate less another's on the same texts, paired."""
+        return paired_difference(
+            [text[name] for text in self.counts],
+            [text[name] for text in other.counts],
+            comparisons=comparisons,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part of the drafter, and the first step's accuracy without it."""
+
+    name: str  # the attention, the MLP, …
+    single: bool  # one of several of its sort, of which each may do little; only harm counts
+    without: Rate
+    worth: Difference  # accuracy with it less accuracy without it, paired
+    share: float  # of the accuracy with it: what is lost without it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """Whether the drafter, wired as best it can be, works as a trained one does."""
+
+    bigram: float  # the share of the truth that a table of the texts' own pairs of tokens names
+    parts: tuple[Part, ...]  # the whole block's first, then a layer's
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotSeen:
+    """One slot as inspected."""
+
+    index: int
+    declared: int | None
+    found: tuple[int, ...]  # states that it was measured to be, all equal; empty: not told
+    verdict: str  # verified, contradicted or as declared
+    what: str  # the sentence of the inspection
+
+    @property
+    def state(self) -> int | None:
+        """The state to take it for: as found, else as declared."""
+        if self.found and self.declared not in self.found:
+            return self.found[0]
+        return self.declared
+
+    @property
+    def in_words(self) -> str:
+        """'slot 0: state 0, verified'."""
+        if self.declared is None:
+            told = f"found to be state {self.found[0]}" if self.found else "nobody says which state"
+            return f"slot {self.index}: {told}"
+        if self.verdict == "contradicted":
+            found = f"state {self.found[0]}" if self.found else "no such state"
+            return f"slot {self.index}: declared state {self.declared}, but {found}"
+        return f"slot {self.index}: state {self.declared}, {self.verdict}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspected:
+    """What the data's slots are, measured on a few texts."""
+
+    slots: tuple[SlotSeen, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    shift: int = 0  # row t of the states belongs to position t + shift
+    as_declared: Scored | None = None  # the trained wiring with the states taken as declared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mended:
+    """A table of the checkpoint that was made again before the search, since that revived it."""
+
+    kind: str  # d2t
+    trained: str
+    served: str
+    lines: tuple[str, ...]  # how to mend the file
+    as_it_is: Scored
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Everything; all wirings are resolved by `form`."""
+
+    form: DrafterForm
+    config: Mapping[str, Any]  # the drafter's config.json
+    num_layers: int  # of the target
+    target_rope: Rope | None  # None: none that is run here
+    target_classes: tuple[str, ...]  # as engines may name it
+    searched: Searched
+    declared: Wiring
+    declared_by: str  # who says which states: config.json's ids, the data's order, the default
+    served: ServedWiring | None  # None: no engine was named
+    trained: Scored  # against the reference: target_argmax, else next_token
+    by_teacher: Scored  # the same chains against the teacher that it agrees with most
+    as_served: Scored | None  # None: states are not at hand, or it does not run
+    why_not_served: str | None
+    alone: Mapping[str, Scored]  # kind → trained, with this difference put in alone
+    # The same against the teacher: what the drafter learnt shows a difference most clearly.
+    alone_by_teacher: Mapping[str, Scored]
+    not_alone: Mapping[str, str]  # kind → why its cost cannot be measured
+    ladder: tuple[tuple[str, Scored], ...]  # kind mended → accept length; begins behind the first
+    health: Health
+    inspected: Inspected
+    mended: tuple[Mended, ...]
+    doctor: tuple[Finding, ...]
+    asked: EngineAsked | None
+    engine_accept_length: float | None  # measured behind the engine, as it reports it
+    tree: Rate | None  # accept length in the engine's tree of the served wiring; None: a chain
+    trained_accuracy: float | None  # the training log's
+    longest: int  # positions of the longest text
+    stored: tuple[int, ...]  # canonical states that the data holds, verified ones by what they are
+    notes: tuple[str, ...] = ()
+
+    @property
+    def wrong(self) -> Wiring:
+        """What the trained wiring is held against: the engine's, else the declared one."""
+        if self.served is not None and self.served.wiring is not None:
+            return self.served.wiring
+        return self.declared

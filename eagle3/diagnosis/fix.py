@@ -1,0 +1,112 @@
+"""A fix, and what one is asked for: the engine's rows, a config to change, a program to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from eagle3.conventions import Evidence, Rule
+from eagle3.diagnosis.patched_config import Edit
+from eagle3.doctor.report import architecture_of
+from eagle3.doctor.subject import EngineAsked
+from eagle3.engines import rule_for
+from eagle3.errors import BadInput
+from eagle3.form import DrafterForm, Rope
+from eagle3.served import ServedWiring, engine_words
+from eagle3.served_switches import plain_drafter
+from eagle3.serving import Serving, serving_for
+from eagle3.wiring import Wiring
+
+EVERY, TRAINING = "every engine", "training"
+CODE = "no line of config.json changes it; look into the engine's code"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fix:
+    """One way to mend a cause, or why there is none there and what is left."""
+
+    engine: str  # in words: whom the lines are for
+    possible: bool
+    lines: tuple[str, ...] = ()  # of config.json, flags, or of a python program over the checkpoint
+    config: Mapping[str, Any] | None = None  # config.json as it should be, whole; None: unchanged
+    needs: str | None = None  # what has to be done besides: a patch of the engine
+    left: str | None = None  # where it is not possible: a patch, another engine, retraining
+    evidence: str  # run, read or inferred
+    source: str = ""  # what was read
+    snippet: str | None = None  # the python program that `lines` ends with, whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a fix is asked for."""
+
+    trained: Wiring
+    served: ServedWiring | None
+    form: DrafterForm
+    config: Mapping[str, Any]
+    asked: EngineAsked | None
+    num_layers: int
+    stored: tuple[int, ...]
+    target_rope: Rope | None
+
+    @property
+    def name(self) -> str | None:
+        """'sglang'."""
+        return self.asked.name if self.asked is not None else None
+
+    @property
+    def words(self) -> str:
+        """Whom the lines are for."""
+        return engine_words(self.asked) if self.asked is not None else EVERY
+
+    @cached_property
+    def rule(self) -> Rule | None:
+        """The engine's row for layer ids."""
+        if self.asked is None:
+            return None
+        return rule_for(self.asked.name, self.asked.version, self.asked.engine_class)
+
+    @cached_property
+    def serving(self) -> Serving | None:
+        """The engine's row for the rest; None where it has no place for such a drafter."""
+        if self.asked is None:
+            return None
+        architecture = architecture_of(self.asked.name, plain_drafter(self.config, self.form))
+        try:
+            return serving_for(self.asked.name, self.asked.version, architecture)
+        except BadInput:
+            return None
+
+    def edit(self) -> Edit:
+        """The config to be changed, of a layout that the engine loads."""
+        return Edit(self.config, self.name, self.form)
+
+    def fix(self, *lines: str, snippet: str | None = None, **more: Any) -> Fix:
+        """A fix by what the engine does with a drafter."""
+        serving = self.serving
+        known = {
+            "engine": self.words,
+            "possible": True,
+            "evidence": serving.evidence.value if serving is not None else Evidence.read.value,
+            "source": serving.source if serving is not None else "",
+        }
+        lines = (*lines, *(snippet or "").splitlines())
+        return Fix(**{**known, "lines": lines, "snippet": snippet, **more})
+
+    def rewritten(self, snippet: str) -> Fix:
+        """A program over the tensors; the layout of other engines' tensors is the same."""
+        return self.fix(snippet=snippet)
+
+    def none(self, *left: str, **more: Any) -> Fix:
+        """That it cannot be expressed there, and what is left."""
+        return self.fix(possible=False, left="; or ".join(left), **more)
+
+    def edited(self, edit: Edit, **more: Any) -> Fix:
+        """A changed config.json."""
+        done = edit.done()
+        lines = done.lines
+        if done.config is None and more.get("snippet") is None:
+            lines = ("nothing: config.json says so already, where this engine looks",)
+        return self.fix(*lines, config=done.config, **more)

@@ -1,0 +1,244 @@
+"""The exact lines that mend a cause, kind by kind, for the engine that is asked about.
+
+A fix is lines of config.json with the whole config that they lead to, a flag, or a program over the
+checkpoint's tensors (`eagle3.diagnosis.rewrites`); where an engine cannot express what was trained, it
+says what is left. The same states in other engines are in `eagle3.diagnosis.elsewhere`. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from eagle3.conventions import Evidence, Rule
+from eagle3.diagnosis import config_fixes, rewrites, tensor_fixes
+from eagle3.diagnosis.elsewhere import elsewhere
+from eagle3.diagnosis.fix import TRAINING, Case, Fix
+from eagle3.diagnosis.patched_config import write_ids
+from eagle3.doctor.findings import in_words, listed
+from eagle3.doctor.subject import EngineAsked
+from eagle3.engines import ids_to_write
+from eagle3.errors import BadInput
+from eagle3.form import DrafterForm, Rope
+from eagle3.served import ServedWiring, dated
+from eagle3.wiring import Token, Wiring
+
+__all__ = ["Fix", "elsewhere", "fixes_for", "patched_config"]
+
+
+def fixes_for(
+    kind: str,
+    trained: Wiring,
+    served: ServedWiring | None,
+    *,
+    form: DrafterForm,
+    config: Mapping[str, Any],
+    asked: EngineAsked | None,
+    num_layers: int,
+    stored: Sequence[int],
+    target_rope: Rope | None = None,
+) -> tuple[Fix, ...]:
+    """What to write for the engine asked about, so that it runs what was trained.
+
+    `trained` is resolved by the form; `stored` are the canonical states that the data holds. Without an
+    engine only what holds for every one is said. A config that is to be mended in several ways is
+    handed from one kind's fix to the next. Raises BadInput for a kind that there is not, and as
+    `eagle3.served.served_wiring` does.
+    """
+    if kind not in MAKERS:
+        raise BadInput(f"there is no kind of cause '{kind}'; known are {', '.join(MAKERS)}")
+    case = Case(
+        trained=trained,
+        served=served,
+        form=form,
+        config=config,
+        asked=None if asked is None else dated(asked),
+        num_layers=num_layers,
+        stored=tuple(stored),
+        target_rope=target_rope,
+    )
+    return MAKERS[kind](case)
+
+
+def patched_config(
+    kinds: Sequence[str],
+    trained: Wiring,
+    served: ServedWiring | None,
+    *,
+    config: Mapping[str, Any],
+    **asked: Any,
+) -> Mapping[str, Any] | None:
+    """config.json with the first possible fix of each kind; None where none of them changes it."""
+    now = config
+    for kind in kinds:
+        fixes = fixes_for(kind, trained, served, config=now, **asked)
+        now = next((fix.config for fix in fixes if fix.possible and fix.config is not None), now)
+    return None if now is config else now
+
+
+# The states and their order.
+
+
+def of_states(case: Case) -> tuple[Fix, ...]:
+    """The ids of the trained states, where this engine looks for them."""
+    rule, wanted = case.rule, case.trained.states()
+    if rule is None:
+        return ()
+    known = {"evidence": rule.evidence.value, "source": rule.source}
+    chunks = rewrites.ascending_chunks(wanted) if list(wanted) != sorted(wanted) else None
+    written = ids_to_write(rule, sorted(wanted), case.num_layers)
+    if not written.possible:
+        patch = [f"the state can be had there with {rule.patch}"] if rule.patch else []
+        return (
+            case.fix(
+                possible=False,
+                left=f"{in_words(sorted(wanted))} cannot be fed there: {written.why}; "
+                + "; or ".join([*patch, "serve it with another engine", trained_again(case, rule)]),
+                **known,
+            ),
+        )
+    more = {"needs": written.needs, "snippet": chunks, **known}
+    if written.ids is None:
+        return (case.fix(f"nothing: {written.why}", **more),)
+    if rule.setting is not None:
+        return (case.fix(f"{rule.setting.split()[0]}: {list(written.ids)}", **more),)
+    edit = case.edit()
+    counts = case.serving.num_aux if case.serving is not None else ()
+    write_ids(edit, rule.places[0].path, written.ids, counts)
+    return (case.edited(edit, **more),)
+
+
+def of_order(case: Case) -> tuple[Fix, ...]:
+    """fc's chunks in the order in which engines feed them, and the ids if they are others."""
+    wanted = case.trained.states()
+    if list(wanted) != sorted(wanted):
+        chunks = rewrites.ascending_chunks(wanted)
+        fed = case.served.states if case.served is not None else None
+        if case.rule is None or fed == tuple(sorted(wanted)):
+            return (case.rewritten(chunks),)
+    return of_states(case)
+
+
+def trained_again(case: Case, rule: Rule) -> str:
+    """Which of the stored states the drafter could be trained on again, with their ids there."""
+    count, wanted = len(case.trained.states()), set(case.trained.states())
+    best: tuple[tuple[Any, ...], tuple[int, ...], tuple[int, ...]] | None = None
+    for states in combinations(sorted(set(case.stored)), count):
+        written = ids_to_write(rule, states, case.num_layers)
+        if not written.possible or written.needs:
+            continue
+        rank = (-len(wanted & set(states)), case.num_layers in states, states)
+        if best is None or rank < best[0]:
+            best = rank, states, written.ids or ()
+    if best is None:
+        return (
+            f"train again on states that it captures; of what the data holds ({in_words(case.stored)}) "
+            f"no {count} can be had there, so they have to be captured first"
+        )
+    named = f", with the ids {listed(best[2])}" if best[2] else ""
+    return f"train again on {in_words(best[1])} of the stored ones{named}"
+
+
+# What no file of the drafter says.
+
+
+def of_token(case: Case) -> tuple[Fix, ...]:
+    """The pairing of states and tokens is engine code."""
+    shift = {Token.same: "x[t]", Token.next: "x[t+1]", Token.after_next: "x[t+2]"}
+    return (
+        case.none(
+            f"train again with h[t] beside x[t+1] (it was trained with {shift[case.trained.token]}): "
+            "every engine pairs them so, in its code",
+        ),
+    )
+
+
+def of_positions(case: Case) -> tuple[Fix, ...]:
+    """Where deeper steps stand is engine code."""
+    return (
+        case.none(
+            "train again with positions that advance by one with each step, as in every engine's code"
+        ),
+    )
+
+
+def of_teacher(case: Case) -> tuple[Fix, ...]:
+    """Another training, on the target's own choices."""
+    last = case.num_layers
+    if last in case.stored:
+        how = (
+            f"train again with state {last} of the data, behind the final norm and the head, as the "
+            "teacher"
+        )
+    else:
+        how = (
+            f"train again with the target's own choices: the data holds {in_words(case.stored)}, not "
+            f"state {last}, so capture it behind the others as the last slot (job=capture_states), "
+            "or run the target over the texts for its tokens"
+        )
+    return (Fix(engine=TRAINING, possible=True, lines=(how,), evidence=Evidence.inferred.value),)
+
+
+def said(engine: str, *lines: str) -> Callable[[Case], tuple[Fix, ...]]:
+    """Fixes that do not depend on the engine."""
+
+    def make(_case: Case) -> tuple[Fix, ...]:
+        return (Fix(engine=engine, possible=True, lines=lines, evidence=Evidence.inferred.value),)
+
+    return make
+
+
+def unknown(case: Case) -> tuple[Fix, ...]:
+    """Nothing is known that would mend it."""
+    left = "look outside the wiring: other data or texts, the engine's build, the target's weights"
+    return (Fix(engine=case.words, possible=False, left=left, evidence=Evidence.inferred.value),)
+
+
+MAKERS: dict[str, Callable[[Case], tuple[Fix, ...]]] = {
+    "states": of_states,
+    "order": of_order,
+    "d2t": tensor_fixes.of_d2t,
+    "decoder-layer": tensor_fixes.of_decoder_layer,
+    "concat": tensor_fixes.of_concat,
+    "input-norms": tensor_fixes.of_input_norms,
+    "residual": config_fixes.of_residual,
+    "fc-input": config_fixes.of_fc_input,
+    "head-input": tensor_fixes.of_head_input,
+    "feedback": config_fixes.of_feedback,
+    "rope": config_fixes.of_rope,
+    "rotation": tensor_fixes.of_rotation,
+    "embedding": tensor_fixes.of_embedding,
+    "head": tensor_fixes.of_head,
+    "token": of_token,
+    "positions": of_positions,
+    "window": config_fixes.of_window,
+    "deeper-norm": tensor_fixes.of_deeper_norm,
+    "biases": config_fixes.of_biases,
+    "qk-norm": config_fixes.of_qk_norm,
+    "teacher": of_teacher,
+    "slots": said(
+        "data",
+        "declare the slots as they are: states=[…] in the file's order, or the same in capture.json",
+        "or capture them again (job=capture_states), and train on what they then are",
+    ),
+    "coverage": said(
+        "data",
+        "choose the draft vocabulary from the target's own answers to prompts like those served",
+        "or make it larger (draft_vocab_size), and train again: the head and d2t change with it",
+    ),
+    "under-trained": said(
+        TRAINING,
+        "train on more of the target's own answers, and longer; the wiring needs no change",
+    ),
+    "engine-state": said(
+        "engine",
+        "serve it with one request at a time, without prefix caching, CUDA graphs and overlap, and "
+        "measure again: what comes back with one of them is where it is lost",
+    ),
+    "measurement": said(
+        "measurement",
+        "compare accept lengths with the bonus token on both sides, over the same texts, in chains",
+    ),
+    "unknown": unknown,
+}

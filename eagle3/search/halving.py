@@ -1,0 +1,398 @@
+"""Races: many wirings on few texts, and ever fewer on ever more.
+
+After each round, whoever is clearly behind the leader leaves: the paired interval of the difference,
+corrected for who is left and for all rounds, lies above 0. Where many cannot be told apart, only the
+best of them go on, so that no round costs more than the first; that is no bound, and is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from eagle3.errors import BadInput
+from eagle3.metrics import Count, Difference, Truth, summarise
+from eagle3.search.axes import changes
+from eagle3.search.bounds import (
+    accuracy_bounds,
+    bounded,
+    length_bounds,
+    length_difference,
+    tail_of,
+)
+from eagle3.search.results import Dropped, Raced, Ranked
+from eagle3.search.score import Scorer
+from eagle3.wiring import Wiring
+
+FIRST_TEXTS = 6  # of the first round; each later one takes twice as many
+MANY_TEXTS = 16  # of which a part would be too few
+LENGTH = "accept_length"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Out:
+    """Who left, and how far behind."""
+
+    wiring: Wiring
+    texts: int
+    positions: int
+    accuracy: float  # of its first step
+    behind: Difference
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """A round takes the first `texts`; at most so many wirings go on from it."""
+
+    texts: int
+    most: int | None  # None: all who are not clearly behind
+
+
+@dataclass(kw_only=True)
+class Field:
+    """Who is left of a race, the leader first."""
+
+    left: list[Wiring]
+    values: list[float]  # of those who are left
+    out: list[Out] = field(default_factory=list)  # clearly behind
+    late: list[Out] = field(default_factory=list)  # not clearly behind, but no place for them
+    texts: int = 0
+    tail: float  # to each side of a difference, corrected for all who began and for all rounds
+    ahead: bool = False  # the leader is ahead of whom was to be kept, so corrected
+
+
+def text_order(count: int, seed: int) -> list[int]:
+    """The order in which texts are taken, so that the first ones are spread over the data."""
+    generator = torch.Generator().manual_seed(seed)
+    return [int(i) for i in torch.randperm(count, generator=generator)]
+
+
+def growing(count: int) -> list[int]:
+    """How many texts each round takes."""
+    sizes, size = [], FIRST_TEXTS
+    while size * 1.5 < count:
+        sizes.append(size)
+        size *= 2
+    return [*sizes, count]
+
+
+def planned(count: int, effort: int = 1) -> list[Round]:
+    """The rounds of a race over so many texts, none of which costs more than `effort` wirings on all."""
+    sizes = growing(count)
+    cut = [max(2, effort * count // size) for size in sizes[1:]]
+    return [Round(texts=size, most=most) for size, most in zip(sizes, [*cut, None], strict=True)]
+
+
+def race_first(
+    scorer: Scorer,
+    contestants: Sequence[Wiring],
+    order: Sequence[int],
+    *,
+    teacher: str,
+    keep: Wiring | None = None,
+    rounds: Sequence[Round] | None = None,
+) -> Field:
+    """Race by the first step's agreement with a teacher; `keep` stays whatever it scores.
+
+    `rounds` are `planned` ones if left out. Ends before the last one where one wiring is left, or the
+    leader is clearly ahead of `keep`.
+    """
+
+    def measure(left: Sequence[Wiring], chosen: Sequence[int]) -> Measured | None:
+        right = scorer.rights(left, chosen, teacher)
+        positions = scorer.positions(chosen, teacher)
+        total = int(positions.sum())
+        if not total:
+            return None
+        accuracies = (right.sum(1) / total).tolist()
+        return Measured(
+            values=accuracies,
+            accuracies=accuracies,
+            positions=total,
+            limit=1.0,
+            lead=lambda leader, tail: accuracy_bounds(right[leader], right, positions, tail),
+        )
+
+    return run_race(
+        contestants,
+        order,
+        measure,
+        keep=keep,
+        rounds=rounds or planned(len(order)),
+        what="its first step",
+        nothing=f"no text has a scored position at which {teacher} is known",
+    )
+
+
+def race_chains(
+    scorer: Scorer,
+    contestants: Sequence[Wiring],
+    order: Sequence[int],
+    *,
+    truth: str,
+    keep: Wiring | None = None,
+    rounds: Sequence[Round] | None = None,
+) -> Field:
+    """Race by accept length on the served walk; as race_first otherwise."""
+
+    def measure(left: Sequence[Wiring], chosen: Sequence[int]) -> Measured | None:
+        counts = [scorer.chains(wiring, chosen, truth) for wiring in left]
+        lengths = [[c[LENGTH] for c in texts] for texts in counts]
+        if not all(any(c.denominator for c in texts) for texts in lengths):
+            return None
+        accuracies = [[c["accuracy"] for c in texts] for texts in counts]
+        return Measured(
+            values=[pooled(texts) for texts in lengths],
+            accuracies=[pooled(texts) for texts in accuracies],
+            positions=sum(c.denominator for c in accuracies[0]),
+            limit=float(scorer.steps),
+            lead=lambda leader, tail: length_bounds(lengths[leader], lengths, tail),
+        )
+
+    return run_race(
+        contestants,
+        order,
+        measure,
+        keep=keep,
+        rounds=rounds or planned(len(order)),
+        what="its accept length",
+        nothing=no_rounds(scorer.steps),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Contestants on some texts; `lead` gives a leader's differences to all, and their reach."""
+
+    values: Sequence[float]  # what is raced by
+    accuracies: Sequence[float]
+    positions: int
+    limit: float  # no difference is greater
+    lead: Callable[[int, float], tuple[Tensor, Tensor]]
+
+
+def run_race(
+    contestants: Sequence[Wiring],
+    order: Sequence[int],
+    measure: Callable[[Sequence[Wiring], Sequence[int]], Measured | None],
+    *,
+    keep: Wiring | None,
+    rounds: Sequence[Round],
+    what: str,
+    nothing: str,
+) -> Field:
+    """The rounds of a race; raises BadInput where even all texts give nothing to measure."""
+    left = list(dict.fromkeys(contestants))
+    race = Field(left=left, values=[], tail=tail_of((len(left) - 1) * len(rounds)))
+    for turn in rounds:
+        size = turn.texts
+        found = measure(left, order[:size])
+        if found is None:
+            continue
+        leader = leading(found.values, left, keep)
+        value, reach = found.lead(leader, tail_of((len(left) - 1) * len(rounds)))
+        behind = [
+            bounded(float(v), float(r), found.limit) for v, r in zip(value, reach, strict=True)
+        ]
+        clearly = [i != leader and d.low > 0 for i, d in enumerate(behind)]
+        _, far = found.lead(leader, race.tail)
+        stays = [i for i, wiring in enumerate(left) if not clearly[i] or wiring == keep]
+        stays.sort(key=lambda i: (i != leader, left[i] != keep, -found.values[i]))
+        race.ahead = any(
+            left[i] == keep and i != leader and float(value[i]) > float(far[i]) for i in stays
+        )
+        most = len(left) if turn.most is None else turn.most
+        reasons = {
+            True: f"{what} is clearly behind the leader's on {size} texts",
+            False: f"{what} is not clearly behind on {size} texts, but the {most} that go on score "
+            "higher",
+        }
+        for i, wiring in enumerate(left):
+            if i in stays[:most]:
+                continue
+            (race.out if clearly[i] else race.late).append(
+                Out(
+                    wiring=wiring,
+                    texts=size,
+                    positions=found.positions,
+                    accuracy=found.accuracies[i],
+                    behind=behind[i],
+                    why=reasons[clearly[i]],
+                )
+            )
+        stays = stays[:most]
+        race.values, race.texts = [found.values[i] for i in stays], size
+        left = race.left = [left[i] for i in stays]
+        if len(left) == 1 or (len(left) == 2 and race.ahead):
+            break
+    if not race.values:
+        raise BadInput(nothing)
+    return race
+
+
+def leading(values: Sequence[float], left: Sequence[Wiring], keep: Wiring | None) -> int:
+    """Who leads; of equals the one to be kept, then the first."""
+    best = max(values)
+    if keep is not None and keep in left and values[left.index(keep)] == best:
+        return left.index(keep)
+    return values.index(best)
+
+
+def pooled(texts: Sequence[Count]) -> float:
+    """A ratio of sums."""
+    return sum(c.numerator for c in texts) / sum(c.denominator for c in texts)
+
+
+def no_rounds(steps: int) -> str:
+    """Why there is no accept length."""
+    return (
+        f"no text has a scored position with {steps} known ones behind it, so that there is no accept "
+        "length; use fewer job.steps or longer texts"
+    )
+
+
+def race(
+    scorer: Scorer,
+    wirings: Sequence[Wiring],
+    *,
+    teacher: str,
+    truth: str | None = None,
+    seed: int = 0,
+    start: Wiring | None = None,
+) -> Raced:
+    """The best of a list of resolved wirings by accept length on the served walk.
+
+    The many are raced by their first step against `teacher` on a quarter of the texts; the two that it
+    cannot tell apart by whole chains against `truth` (`teacher`, if left out) on half of them. The
+    leader alone is scored on all. `changed` is against `start`, or the first of the list.
+    """
+    truth = truth or teacher
+    start = start or wirings[0]
+    order = text_order(len(scorer.texts), seed)
+    dropped, able = [], []
+    for wiring in dict.fromkeys(wirings):
+        if why := scorer.why_not(wiring):
+            dropped.append(impossible(start, wiring, why))
+        else:
+            able.append(wiring)
+    if not able:
+        raise BadInput(f"none of {len(dropped)} wirings can be scored: {dropped[0].why}")
+    few, half = quarter_and_half(len(order))
+    early = [r for r in planned(len(order)) if r.texts < few]
+    fields = [
+        race_first(scorer, able, order, teacher=teacher, rounds=[*early, Round(texts=few, most=2)])
+    ]
+    left = fields[0].left
+    if len(left) > 1:
+        late = [Round(texts=size, most=None) for size in dict.fromkeys((few, half))]
+        fields.append(race_chains(scorer, left, order, truth=truth, rounds=late))
+        left = fields[1].left
+    (best,) = rank(scorer, left[:1], teacher=teacher, truth=truth, seed=seed, start=start)
+    ties: list[Ranked] = []
+    if len(left) > 1:
+        chosen = sorted(order[:half])
+        against = [best.counts[i][LENGTH] for i in chosen]
+        ties = rank(
+            scorer,
+            left[1:],
+            teacher=teacher,
+            truth=truth,
+            seed=seed,
+            start=start,
+            chosen=chosen,
+            against=against,
+        )
+    dropped += [as_dropped(start, out) for f in fields for out in (*f.out, *f.late)]
+    return Raced(best=best, ties=tuple(ties), dropped=by_distance(dropped), scored=len(able))
+
+
+def quarter_and_half(count: int) -> tuple[int, int]:
+    """How many texts decide which wirings are drafted to the end, and which of those is the best.
+
+    All of them, where there are few.
+    """
+    return max(min(count, MANY_TEXTS), count // 4), max(min(count, MANY_TEXTS), count // 2)
+
+
+def by_distance(dropped: Sequence[Dropped]) -> tuple[Dropped, ...]:
+    """The closest first, what could not be scored last."""
+    return tuple(sorted(dropped, key=lambda d: d.behind.value if d.behind else float("inf")))
+
+
+def impossible(start: Wiring, wiring: Wiring, why: str) -> Dropped:
+    """A wiring that cannot be scored."""
+    return Dropped(
+        wiring=wiring,
+        changed=changes(start, wiring),
+        texts=0,
+        positions=0,
+        accuracy=None,
+        behind=None,
+        why=why,
+    )
+
+
+def as_dropped(start: Wiring, out: Out) -> Dropped:
+    """What left, as results have it."""
+    return Dropped(
+        wiring=out.wiring,
+        changed=changes(start, out.wiring),
+        texts=out.texts,
+        positions=out.positions,
+        accuracy=out.accuracy,
+        behind=out.behind,
+        why=out.why,
+    )
+
+
+def rank(
+    scorer: Scorer,
+    wirings: Sequence[Wiring],
+    *,
+    teacher: str,
+    truth: str,
+    seed: int,
+    start: Wiring,
+    chosen: Sequence[int] | None = None,
+    against: Sequence[Count] = (),
+) -> list[Ranked]:
+    """Wirings scored to the end of their chains, in the order given, on all texts unless `chosen`.
+
+    The first is the one that the others are behind, unless its accept lengths are given: `against`.
+    """
+    chosen = range(len(scorer.texts)) if chosen is None else sorted(chosen)
+    best = list(against)
+    ranked = []
+    for wiring in wirings:
+        counts = scorer.chains(wiring, chosen, truth)
+        metrics, curves, _ = summarise(counts, Truth(truth), scorer.steps, seed)
+        lacking = [name for name in ("accuracy", "coverage", LENGTH) if name not in metrics]
+        if lacking:
+            raise BadInput(no_rounds(scorer.steps))
+        lengths = [c[LENGTH] for c in counts]
+        behind = None
+        if best:
+            behind = length_difference(
+                best, lengths, comparisons=max(1, len(wirings) - 1), steps=scorer.steps
+            )
+        else:
+            best = lengths
+        ranked.append(
+            Ranked(
+                wiring=wiring,
+                changed=changes(start, wiring),
+                teacher=teacher,
+                accuracy=metrics["accuracy"],
+                accept_length=metrics[LENGTH],
+                coverage=metrics["coverage"],
+                curves=curves,
+                counts=counts,
+                behind=behind,
+                tied=behind is not None and behind.low <= 0 <= behind.high,
+            )
+        )
+    return ranked

@@ -1,0 +1,363 @@
+"""Scoring many wirings of one drafter on the same texts, with what they share computed once.
+
+    partial products   fc_j · h_k, once a chunk j of fc and a state k: every ordered choice of states
+                       is a sum of them
+    first step         once a (sum, switches of the block): whatever d2t, head, norm and teacher
+    picks              once a (first step, head): whatever d2t and teacher
+
+Texts run side by side (eagle3.search.batch).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eagle3.checkpoint import DrafterCheckpoint
+from eagle3.connect import check_fit, embedding_of, head_of, switches_of, target_rope
+from eagle3.errors import BadInput
+from eagle3.metrics import Count, count_chains, judge_chains
+from eagle3.model import Cache, Drafter, DrafterShape
+from eagle3.samples import asked_in_vain
+from eagle3.search.batch import Batch, shared_rows
+from eagle3.search.texts import Text, known_states
+from eagle3.target import TargetParts
+from eagle3.wiring import D2T, DecoderLayer, Embedding, Head, RopeChoice, Token, Wiring
+
+# Positions that go through the block together. More leave the processor's caches, fewer leave small
+# drafters waiting for the next operation to begin.
+AT_ONCE = {"cpu": 1024, "cuda": 16384}
+ROWS_AT_ONCE = 512  # bounds logits to [512, V_d]
+SCORES_AT_ONCE = 1 << 25  # numbers in the deeper steps' attention scores
+KEPT_BYTES = 1 << 30  # of rows of the target's head
+WASTE = 1.2  # rows that are run, padding included, over those that are asked for
+
+Sum = tuple[tuple[int, ...], bool, bool]  # states, and the shape's norm_before_fc and fc_norm
+Block = tuple[DrafterShape, Embedding, Token]
+
+
+class Scorer:
+    """Counts of any wiring on any of the texts; nothing is computed twice for the same text."""
+
+    def __init__(
+        self,
+        checkpoint: DrafterCheckpoint,
+        target: TargetParts,
+        texts: Sequence[Text],
+        *,
+        steps: int,
+    ) -> None:
+        check_fit(checkpoint, target)
+        if not texts:
+            raise BadInput("there is no text to score a wiring on")
+        self.checkpoint, self.target, self.texts, self.steps = checkpoint, target, texts, steps
+        self.known = known_states(texts)
+        self.teachers = sorted(set.intersection(*(set(text.truths) for text in texts)))
+        self._rights: dict[Wiring, dict[int, tuple[int, ...]]] = defaultdict(dict)
+        self._drafted: dict[Wiring, dict[int, Tensor]] = defaultdict(dict)
+        self._scored: dict[int, tuple[int, ...]] = {}
+        self._shapes: dict[Wiring, DrafterShape] = {}
+        self._drafters: dict[DrafterShape, Drafter] = {}
+        self._to_target: dict[D2T, Tensor] = {}
+        self._heads: dict[D2T, Tensor] = {}
+        device = str(texts[0].ids.device.type)
+        self._at_once = AT_ONCE.get(device, AT_ONCE["cuda"])
+
+    @property
+    def scored(self) -> int:
+        """How many wirings have been scored at all."""
+        return len(self._rights.keys() | self._drafted.keys())
+
+    def why_not(self, wiring: Wiring) -> str | None:
+        """Why this wiring cannot be scored; None: it can."""
+        try:
+            self.check(wiring)
+        except BadInput as error:
+            return str(error)
+        return None
+
+    def check(self, wiring: Wiring) -> None:
+        """Raises BadInput where the wiring cannot be scored, naming what does not fit."""
+        states, shape = wiring.states(self.target.num_layers), self.checkpoint.drafter.shape
+        if len(states) != shape.num_aux:
+            raise BadInput(
+                f"wiring.layers names {len(states)} states, but the drafter's fc takes "
+                f"{shape.num_aux}"
+            )
+        if lacking := [k for k in states if k not in self.known]:
+            folder = str(self.texts[0].path.parent)
+            raise BadInput(asked_in_vain(lacking, self.known, folder))
+        self.shape(wiring)
+        embedding_of(self.checkpoint, self.target, wiring.embedding)
+        if wiring.head is Head.target or not shape.own_head:
+            self.head(wiring)
+
+    def first(
+        self, wirings: Sequence[Wiring], chosen: Sequence[int], teachers: Sequence[str]
+    ) -> dict[Wiring, dict[str, list[Count]]]:
+        """Counts of the first step, for each wiring and teacher an entry a chosen text."""
+        self._score(wirings, chosen)
+        places = {name: self.teachers.index(name) for name in teachers}
+        return {
+            wiring: {
+                name: [
+                    Count(self._rights[wiring][i][place], self._scored[i][place]) for i in chosen
+                ]
+                for name, place in places.items()
+            }
+            for wiring in wirings
+        }
+
+    def rights(self, wirings: Sequence[Wiring], chosen: Sequence[int], teacher: str) -> Tensor:
+        """How often the first step is right, [wirings, chosen] float64."""
+        self._score(wirings, chosen)
+        place = self.teachers.index(teacher)
+        counts = [[self._rights[w][i][place] for i in chosen] for w in wirings]
+        return torch.tensor(counts, dtype=torch.float64)
+
+    def rights_known(self, wiring: Wiring) -> Mapping[int, tuple[int, ...]]:
+        """What is known so far: text → how often the first step is right, a teacher of `teachers`."""
+        return self._rights[wiring]
+
+    def positions(self, chosen: Sequence[int], teacher: str) -> Tensor:
+        """How many first tokens are compared with the teacher's, [chosen] float64."""
+        place = self.teachers.index(teacher)
+        return torch.tensor([self.scored_of(i)[place] for i in chosen], dtype=torch.float64)
+
+    def scored_of(self, number: int) -> tuple[int, ...]:
+        """Scored rows of a text whose truth is known, for each of `teachers`."""
+        if number not in self._scored:
+            text = self.texts[number]
+            known = [int((text.truths[n][text.rows + 2] >= 0).sum()) for n in self.teachers]
+            self._scored[number] = tuple(known)
+        return self._scored[number]
+
+    def chains(self, wiring: Wiring, chosen: Sequence[int], teacher: str) -> list[dict[str, Count]]:
+        """eagle3.metrics.count_chains of each chosen text, against the teacher's choices."""
+        drafted = self._drafted[wiring]
+        new = [i for i in chosen if i not in drafted]
+        if new:
+            self.check(wiring)
+            for batch in self._batches(new, deeper=True):
+                for i, chains in zip(batch.numbers, self._draft(wiring, batch), strict=True):
+                    drafted[i] = chains
+        t2d = self.checkpoint.drafter.t2d
+        counts = []
+        for i in chosen:
+            text = self.texts[i]
+            truth = text.truths[teacher]
+            chains = drafted[i].long()
+            judged = judge_chains(chains, text.rows, text.ids, text.mask, truth, t2d)
+            counts.append(count_chains(judged))
+        return counts
+
+    # What a wiring stands for.
+
+    def shape(self, wiring: Wiring) -> DrafterShape:
+        """The drafter's shape behind the wiring's switches."""
+        if wiring not in self._shapes:
+            own = self.checkpoint.drafter.shape
+            theirs = target_rope(self.target) if wiring.rope is RopeChoice.target else None
+            self._shapes[wiring] = replace(own, **switches_of(wiring, own, theirs))
+        return self._shapes[wiring]
+
+    def drafter(self, shape: DrafterShape) -> Drafter:
+        """The same weights in that shape."""
+        if shape == self.checkpoint.drafter.shape:
+            return self.checkpoint.drafter
+        if shape not in self._drafters:
+            own = vars(self.checkpoint.drafter.shape)
+            switches = {name: value for name, value in vars(shape).items() if value != own[name]}
+            self._drafters[shape] = self.checkpoint.drafter.rewired(**switches)
+        return self._drafters[shape]
+
+    def to_target(self, d2t: D2T) -> Tensor:
+        """The target id of every draft id [V_d]; -1, which is never right, outside the vocabulary.
+
+        A table of absolute ids that is read as offsets leads outside, and is a start like any other.
+        """
+        if d2t not in self._to_target:
+            table, vocab = self.checkpoint.drafter.d2t, self.target.vocab
+            ids = torch.arange(len(table), device=table.device)
+            if d2t is not D2T.identity:
+                ids = table + ids if d2t is D2T.offset else table.clone()
+            self._to_target[d2t] = ids.where((ids >= 0) & (ids < vocab), -1)
+        return self._to_target[d2t]
+
+    def outside(self, d2t: D2T) -> int:
+        """How many draft ids lead outside the target's vocabulary."""
+        return int((self.to_target(d2t) < 0).sum())
+
+    def head(self, wiring: Wiring) -> Tensor:
+        """The head's rows [V_d, H_d]."""
+        drafter = self.checkpoint.drafter
+        if wiring.head is Head.own:
+            head_of(self.checkpoint, self.target, Head.own, drafter.d2t)  # says where there is none
+            return drafter.lm_head.weight
+        if wiring.d2t not in self._heads:
+            rows = self.to_target(wiring.d2t).clamp(min=0)
+            size = len(rows) * self.target.hidden * 4
+            if (len(self._heads) + 1) * size > KEPT_BYTES:
+                self._heads.clear()
+            made = head_of(self.checkpoint, self.target, Head.target, rows)
+            assert made is not None
+            self._heads[wiring.d2t] = made
+        return self._heads[wiring.d2t]
+
+    # The first step.
+
+    @torch.no_grad()
+    def _score(self, wirings: Iterable[Wiring], chosen: Sequence[int]) -> None:
+        """Fill in the counts of the first step that are not known yet."""
+        lacking: dict[tuple[int, ...], list[Wiring]] = defaultdict(list)
+        for wiring in dict.fromkeys(wirings):
+            known = self._rights[wiring]
+            if new := tuple(i for i in chosen if i not in known):
+                self.check(wiring)
+                lacking[new].append(wiring)
+        for i in chosen:
+            self.scored_of(i)
+        for new, asked in lacking.items():
+            for batch in self._batches(new):
+                self._first_step(batch, asked)
+
+    def _batches(self, chosen: Sequence[int], *, deeper: bool = False) -> Iterator[Batch]:
+        """The chosen texts, as many together as go through the block at once.
+
+        Only such as are about equally long; for `deeper` steps such as draft from about the same rows.
+        """
+
+        def place(i: int) -> tuple[int, int]:
+            rows = self.texts[i].rows
+            first, last = int(rows[0]), int(rows[-1])
+            return (first, last) if deeper else (last, 0)
+
+        shape = self.checkpoint.drafter.shape
+        group: list[int] = []
+        for i in sorted(chosen, key=place):
+            more = [*group, i]
+            lengths = [int(self.texts[n].rows[-1]) + 1 for n in more]
+            run, needed = len(more) * max(lengths), sum(lengths)
+            full = run > self._at_once
+            if deeper:
+                run = len(more) * len(shared_rows(self.texts[n] for n in more))
+                needed = sum(len(self.texts[n].rows) for n in more)
+            if group and (full or run > WASTE * needed):
+                yield Batch(group, [self.texts[n] for n in group], shape)
+                more = [i]
+            group = more
+        yield Batch(group, [self.texts[n] for n in group], shape)
+
+    def _first_step(self, batch: Batch, wirings: Sequence[Wiring]) -> None:
+        """Count the wirings on the texts of a batch."""
+        # Whatever only shows behind the first step, or behind the block, is no part of the key.
+        own = self.checkpoint.drafter.shape
+        unseen = ("feedback_normed", "head_norm", "standing", "norm_before_fc", "fc_norm")
+        usual = {name: getattr(own, name) for name in unseen}
+        blocks: dict[Block | None, dict[Sum, list[Wiring]]] = defaultdict(lambda: defaultdict(list))
+        for wiring in wirings:
+            shape = self.shape(wiring)
+            total = (wiring.states(), shape.norm_before_fc, shape.fc_norm)
+            block = None
+            if wiring.decoder_layer is DecoderLayer.included:
+                block = (replace(shape, **usual), wiring.embedding, wiring.token)
+            blocks[block][total].append(wiring)
+        truths = torch.stack(
+            [
+                torch.cat([text.truths[name][text.rows + 2] for text in batch.texts])
+                for name in self.teachers
+            ]
+        )
+        side_by_side = max(1, self._at_once // (len(batch.texts) * batch.length))
+        for block, sums in blocks.items():
+            totals = list(sums)
+            for at in range(0, len(totals), side_by_side):
+                some = totals[at : at + side_by_side]
+                for total, y in zip(some, self._hidden(batch, block, some), strict=True):
+                    self._pick(batch, truths, y, sums[total])
+
+    def _hidden(self, batch: Batch, block: Block | None, totals: Sequence[Sum]) -> Tensor:
+        """The block's output y at the scored rows for several sums, [sums, N, H_d]."""
+        fused = []
+        for states, whole, chunks in totals:
+            own = self.checkpoint.drafter.shape
+            shape = replace(own, norm_before_fc=whole, fc_norm=chunks)
+            fused.append(batch.fuse(self.drafter(shape), states))
+        if block is None:
+            return torch.stack([g.flatten(0, 1)[batch.flat] for g in fused])
+        shape, embedding, token = block
+        g = torch.cat(fused)
+        table = embedding_of(self.checkpoint, self.target, embedding)
+        embedded = table[batch.tokens(token)].float().repeat(len(totals), 1, 1)
+        rows = torch.arange(batch.length, device=g.device)
+        y = self.drafter(shape).step(embedded, g, rows, [])
+        return y.view(len(totals), -1, y.shape[-1])[:, batch.flat]
+
+    def _pick(self, batch: Batch, truths: Tensor, y: Tensor, wirings: Sequence[Wiring]) -> None:
+        """Count wirings whose first steps give the same y [N, H_d]; truths [teachers, N]."""
+        heads: dict[tuple[bool, Head, D2T | None], list[Wiring]] = defaultdict(list)
+        for wiring in wirings:
+            reading = wiring.d2t if wiring.head is Head.target else None
+            heads[self.shape(wiring).head_norm, wiring.head, reading].append(wiring)
+        for (normed, _, _), alike in heads.items():
+            picks = self.picks(y, alike[0], normed)
+            for wiring in alike:
+                right = (self.to_target(wiring.d2t)[picks] == truths).double()  # [teachers, N]
+                sums = right.new_zeros(len(truths), len(batch.texts))
+                sums.index_add_(1, batch.owner, right)
+                for i, column in zip(batch.numbers, sums.T.long().tolist(), strict=True):
+                    self._rights[wiring][i] = tuple(column)
+
+    def picks(self, y: Tensor, wiring: Wiring, normed: bool) -> Tensor:
+        """The draft id that the head chooses for each row of y [N, H_d]."""
+        head = self.head(wiring)
+        chosen = []
+        for part in y.split(ROWS_AT_ONCE):
+            seen = self.checkpoint.drafter.norm(part) if normed else part
+            chosen.append(F.linear(seen, head).argmax(-1))
+        return torch.cat(chosen)
+
+    # Whole chains: eagle3.chain.draft_chains for texts side by side.
+
+    @torch.no_grad()
+    def _draft(self, wiring: Wiring, batch: Batch) -> list[Tensor]:
+        """Each text's chains, [R, steps] int32."""
+        shape, to_target = self.shape(wiring), self.to_target(wiring.d2t)
+        drafter = self.drafter(shape)
+        g = batch.fuse(drafter, wiring.states())
+        if wiring.decoder_layer is DecoderLayer.skipped:
+            rows = g.flatten(0, 1)[batch.flat]
+            first = to_target[self.picks(rows, wiring, shape.head_norm)].int()
+            whole = first[:, None].expand(-1, self.steps)
+            return list(whole.split([len(text.rows) for text in batch.texts]))
+        table = embedding_of(self.checkpoint, self.target, wiring.embedding)
+        native: Cache = []
+        prefix = torch.arange(batch.length, device=g.device)
+        y = drafter.step(table[batch.tokens(wiring.token)], g, prefix, native)
+        shared = shared_rows(batch.texts)
+        most = max(1, SCORES_AT_ONCE // (len(batch.texts) * shape.heads * batch.length))
+        parts = []
+        for rows in shared.split(min(most, ROWS_AT_ONCE)):
+            hidden, cache = y[:, rows], list(native)
+            drafted = [self._tokens(hidden, wiring, shape, to_target)]
+            while len(drafted) < self.steps:
+                fed = drafter.feedback(hidden)
+                fed_ids = drafted[-1].clamp(min=0)  # behind a wrong token nothing counts
+                hidden = drafter.step(table[fed_ids], fed, rows, cache)
+                drafted.append(self._tokens(hidden, wiring, shape, to_target))
+            parts.append(torch.stack(drafted, -1))  # [B, rows, steps]
+        chains = torch.cat(parts, 1).int()
+        places = [torch.searchsorted(shared, text.rows) for text in batch.texts]
+        return [chains[b, place] for b, place in enumerate(places)]
+
+    def _tokens(
+        self, hidden: Tensor, wiring: Wiring, shape: DrafterShape, to_target: Tensor
+    ) -> Tensor:
+        """What the head makes of hidden [B, R, H_d], as target ids [B, R]."""
+        picks = self.picks(hidden.flatten(0, 1), wiring, shape.head_norm)
+        return to_target[picks].view(hidden.shape[:2])

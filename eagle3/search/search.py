@@ -1,0 +1,150 @@
+"""Which wiring and which teacher a drafter was trained with, as far as data tells.
+
+The product of all that may differ is millions, so the search goes along one axis at a time: from a
+start over all single changes, then over pairs of those that are not clearly worse, and from the best
+that is clearly better over the whole list again, until nothing is. Where the start says nothing but
+noise, every change is a suspect and pairs are raced from the beginning: with states and d2t both
+wrong, either repair alone gives nothing.
+
+What shows in the first step is raced by agreement with the teacher that explains the drafter best so
+far; what shows behind it only, by accept length. The teacher is chosen between races, never in one: a
+wiring may look better against an easier teacher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from eagle3.errors import BadInput
+from eagle3.form import DrafterForm
+from eagle3.search.axes import Axis
+from eagle3.search.bounds import accuracy_bounds, tail_of
+from eagle3.search.halving import (
+    as_dropped,
+    by_distance,
+    impossible,
+    no_rounds,
+    race,
+    rank,
+)
+from eagle3.search.judging import (
+    has_rounds,
+    teacher_scores,
+)
+from eagle3.search.results import Dropped, Raced, Ranked, Searched, TeacherScore
+from eagle3.search.score import Scorer
+from eagle3.search.teachers import Teacher
+from eagle3.search.walk import Progress, Walk, named
+from eagle3.wiring import Wiring
+
+__all__ = ["Dropped", "Raced", "Ranked", "Searched", "TeacherScore", "race", "search"]
+
+
+def search(
+    scorer: Scorer,
+    starts: Sequence[Wiring],
+    axes: Sequence[Axis],
+    teachers: Sequence[Teacher],
+    *,
+    form: DrafterForm,
+    steps: int,
+    seed: int,
+    finalists: int = 8,
+    progress: Progress | None = None,
+) -> Searched:
+    """The best wiring that leads on from any of the starts, and everything that was seen on the way.
+
+    `teachers` begins with the reference: target_argmax, or next_token. A change is only taken where
+    its paired, corrected interval lies above 0, so that a sound drafter is not "repaired". Starts that
+    cannot be scored are left out, and said; BadInput where none can.
+    """
+    if steps != scorer.steps:
+        raise ValueError(f"the scorer drafts {scorer.steps} steps, not {steps}")
+    lacking = [t.name for t in teachers if t.name not in scorer.teachers]
+    if lacking or not teachers:
+        raise BadInput(f"the texts hold no choices of {', '.join(lacking) or 'any teacher'}")
+    walk = Walk(scorer, axes, teachers, form, seed, progress)
+    able = list(walk.scoreable(starts))
+    if not able:
+        raise BadInput(f"no start of the search can be scored: {scorer.why_not(starts[0])}")
+    if not has_rounds(scorer, teachers[0].name):
+        raise BadInput(no_rounds(steps))
+    start = able[0]
+    ends = []
+    for i, begin in enumerate(able):
+        if i and any(begin in path for path in walk.paths):
+            continue
+        if i:
+            walk.say(f"from {named(start, begin)}")
+        ends.append(walk.climb(begin, others=able if i == 0 else (), whole=i == 0))
+    best = walk.best_of(ends)
+    best = walk.settled(walk.simplified(best, start), start)
+    teacher, clear = walk.teacher(best, whole=True)
+    walk.notes += vocabulary_notes(scorer, start, best)
+    ranked = ranking(walk, best, able, teacher, finalists, start)
+    shown = {r.wiring for r in ranked}
+    dropped = [as_dropped(start, out) for w, out in walk.out.items() if w not in shown]
+    dropped += [impossible(start, w, why) for w, why in walk.impossible.items()]
+    by_wiring = {r.wiring: r for r in ranked}
+    return Searched(
+        start=by_wiring[start],
+        best=ranked[0],
+        ranked=ranked,
+        dropped=by_distance(dropped),
+        teachers=teacher_scores(scorer, best, teachers, seed),
+        teacher=teacher,
+        teacher_clear=clear,
+        rounds=tuple(walk.rounds),
+        scored=scorer.scored,
+        notes=tuple(walk.notes),
+    )
+
+
+def ranking(
+    walk: Walk,
+    best: Wiring,
+    starts: Sequence[Wiring],
+    teacher: Teacher,
+    finalists: int,
+    start: Wiring,
+) -> tuple[Ranked, ...]:
+    """The best, the starts, and whoever came closest, scored to the end; by accept length."""
+    close = sorted(
+        ((w, v) for w, v in walk.near.items() if close_to(walk, w, best, teacher)),
+        key=lambda item: -item[1],
+    )
+    rest = sorted(walk.out.values(), key=lambda out: (-out.texts, out.behind.value))
+    wanted = dict.fromkeys([start, *starts, *(w for w, _ in close), *(o.wiring for o in rest)])
+    wanted.pop(best, None)
+    others = list(wanted)[: max(finalists - 1, 0 if start == best else 1)]
+    ranked = rank(
+        walk.scorer,
+        [best, *others],
+        teacher=teacher.name,
+        truth=walk.reference.name,
+        seed=walk.seed,
+        start=start,
+    )
+    return (ranked[0], *sorted(ranked[1:], key=lambda r: -r.accept_length.value))
+
+
+def close_to(walk: Walk, wiring: Wiring, best: Wiring, teacher: Teacher) -> bool:
+    """Whether a wiring is not clearly behind the best in the first step."""
+    common = walk.scorer.rights_known(wiring).keys() & walk.scorer.rights_known(best).keys()
+    chosen = sorted(common)
+    if wiring == best or not chosen:
+        return False
+    right = walk.scorer.rights([best, wiring], chosen, teacher.name)
+    positions = walk.scorer.positions(chosen, teacher.name)
+    value, reach = accuracy_bounds(right[0], right[1:], positions, tail_of(len(walk.near)))
+    return bool(value[0] <= reach[0])
+
+
+def vocabulary_notes(scorer: Scorer, *wirings: Wiring) -> Iterator[str]:
+    """Where a reading of d2t leads outside the target's vocabulary."""
+    for reading in dict.fromkeys(wiring.d2t for wiring in wirings):
+        if count := scorer.outside(reading):
+            yield (
+                f"d2t read as '{reading.value}' leads outside the target's vocabulary at {count} of "
+                f"{len(scorer.to_target(reading))} draft ids, which count as wrong"
+            )

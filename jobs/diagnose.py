@@ -1,0 +1,137 @@
+"""Name the cause: what a drafter was trained with, what an engine does instead, what that costs.
+
+`jobs.diagnosing` answers; this job asks it the request's question and writes the answer down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from eagle3.doctor.subject import EngineAsked
+from eagle3.search.search import Searched
+from eagle3.wiring import Wiring
+from jobs.diagnosing import Answer, diagnose_folder
+from jobs.events import Events
+from jobs.inputs import capture_missing_data, pick_device, target_folder
+from jobs.inspecting import short
+from jobs.question import Asked, Kit
+
+
+def open_job(request: Mapping[str, Any], events: Events) -> Diagnose:
+    """Read the target; everything else belongs to the one case."""
+    device = pick_device(request["device"], events)
+    inputs = request["inputs"]
+    capture_missing_data(inputs["data"], events)
+    return Diagnose(request, events, Kit(target_folder(inputs["target"]), device))
+
+
+class Diagnose:
+    """Answers cases `{"case_id": …}`."""
+
+    def __init__(self, request: Mapping[str, Any], events: Events, kit: Kit) -> None:
+        self.asked = asked_of(request)
+        self.events, self.kit = events, kit
+
+    def run_case(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        """The diagnosis with the search's tables and the figures of the trained and served wiring."""
+        answer = diagnose_folder(self.asked, self.kit, self.events.progress)
+        for note in answer.notes:
+            self.events.note(note)
+        return result_of(answer, self.kit)
+
+
+def asked_of(request: Mapping[str, Any]) -> Asked:
+    """A request as a question."""
+    inputs, axes = request["inputs"], request.get("axes") or {}
+    data, drafter = inputs["data"], inputs["drafter"]
+    engine = request.get("engine")
+    only: dict[str, Sequence[Any]] = dict(axes.get("only") or {})
+    if axes.get("states") is not None:
+        only["states"] = [tuple(states) for states in axes["states"]]
+    start = request.get("start")
+    return Asked(
+        drafter=Path(drafter["path"]),
+        data=Path(data["path"]),
+        drafter_layout=drafter.get("layout"),
+        data_layout=data.get("layout"),
+        states=data.get("states"),
+        damaged=data.get("damaged", "fail"),
+        argmax=Path(data["target_argmax"]) if data.get("target_argmax") else None,
+        engine=None if engine is None else engine_of(engine),
+        ids=None if engine is None else engine.get("ids"),
+        accept_length=None if engine is None else engine.get("accept_length"),
+        trained_accuracy=request.get("trained_accuracy"),
+        steps=int(request["steps"]),
+        max_samples=request.get("max_samples"),
+        seed=int(request["seed"]),
+        finalists=int(request.get("finalists") or 8),
+        start=None if start is None else Wiring.parse(start),
+        fixed=tuple(axes.get("fixed") or ()),
+        only=only,
+    )
+
+
+def engine_of(engine: Mapping[str, Any]) -> EngineAsked:
+    """The engine of a request."""
+    return EngineAsked(
+        name=engine["name"],
+        version=engine.get("version"),
+        engine_class=engine.get("engine_class"),
+        checkout=engine.get("checkout"),
+        flags=dict(engine.get("flags") or {}),
+    )
+
+
+def result_of(answer: Answer, kit: Kit) -> dict[str, Any]:
+    """The answer as a result file's content."""
+    e, d = answer.evidence, answer.diagnosis
+    metrics = {
+        "accuracy": e.trained.accuracy,
+        "accept_length": e.trained.accept_length,
+        "coverage": e.trained.coverage,
+    }
+    if e.as_served is not None:
+        metrics["accept_length_served"] = e.as_served.accept_length
+        metrics["accuracy_served"] = e.as_served.accuracy
+    return {
+        "metrics": {name: rate.plain() for name, rate in metrics.items() if rate.denominator},
+        "curves": {
+            "step_accuracy/conditional": [
+                {"step": step, **rate.plain()} for step, rate in e.trained.conditional
+            ]
+        },
+        "findings": [{**asdict(f), "fix": list(f.fix)} for f in d.findings],
+        "samples": [
+            {
+                "file": short(text.path),
+                **{name: [c.numerator, c.denominator] for name, c in counts.items()},
+            }
+            for text, counts in zip(answer.texts, e.trained.counts, strict=True)
+        ],
+        "wiring": {
+            **e.trained.wiring.plain(),
+            "states": list(e.trained.wiring.states()),
+            "stored_states": [slot.state for slot in answer.form.slots],
+        },
+        "drafter": answer.checkpoint.form.plain(),
+        "data": answer.form.plain(),
+        "fingerprints": {
+            "target": kit.target.fingerprint,
+            "drafter": answer.checkpoint.fingerprint,
+            "data": answer.data_digest,
+        },
+        "notes": list(dict.fromkeys((*answer.notes, *d.notes))),
+        **searched_plain(e.searched),
+        "diagnosis": d.plain(),
+    }
+
+
+def searched_plain(searched: Searched) -> dict[str, Any]:
+    """The search's tables as plain data."""
+    from jobs.wiring_search import tables
+
+    plain: dict[str, Any] = tables(searched)
+    return plain

@@ -1,0 +1,348 @@
+"""Find the wiring that a drafter was trained with, and on which teacher, from what the data holds.
+
+The target's parts, the drafter and the samples are read once; the figures that the case answers with
+are the best wiring's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from torch import Tensor
+
+from eagle3.data.argmax import check_argmax
+from eagle3.doctor.findings import Finding
+from eagle3.errors import BadInput
+from eagle3.layers import LayerConvention
+from eagle3.metrics import Count, Difference, Rate
+from eagle3.samples import LeftOut, Sample, asked_in_vain
+from eagle3.search.axes import axes_of, in_words
+from eagle3.search.results import Dropped, Ranked, Searched, TeacherScore
+from eagle3.search.score import Scorer
+from eagle3.search.search import search
+from eagle3.search.teachers import Teacher, teachers_of, without_slots
+from eagle3.search.texts import Text, known_states, load_texts, why_no_embedding
+from eagle3.truths import embedding_findings, embedding_rows
+from eagle3.wiring import Wiring
+from jobs.diagnose import asked_of
+from jobs.diagnosing import data_order, reference_of, rope_of
+from jobs.drafter_test import sample_digest
+from jobs.events import Events
+from jobs.first_layers import plan_layers
+from jobs.inputs import capture_missing_data, pick_device, target_folder
+from jobs.inspecting import short
+from jobs.question import Kit, Read, read
+
+
+def open_job(request: Mapping[str, Any], events: Events) -> WiringSearch:
+    """Read the target; everything else belongs to the one case."""
+    device = pick_device(request["device"], events)
+    inputs = request["inputs"]
+    capture_missing_data(inputs["data"], events)
+    return WiringSearch(request, events, Kit(target_folder(inputs["target"]), device))
+
+
+class WiringSearch:
+    """Answers cases `{"case_id": …}`."""
+
+    def __init__(self, request: Mapping[str, Any], events: Events, kit: Kit) -> None:
+        self.asked = asked_of({**request, "engine": None})
+        self.neighbours = bool((request.get("axes") or {}).get("neighbours"))
+        self.events, self.kit = events, kit
+        self.digest = hashlib.sha256()
+        self.embedding: list[Count] = []  # of rows that are declared to be state 0
+
+    def run_case(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        """The best wiring's figures, and the search's tables."""
+        target, notes = self.kit.target, list[str]()
+        known = read(self.asked, self.kit)
+        form = known.form
+        self.events.note(f"data {form.folder}: layout {form.layout}, since {form.why}")
+        begun = self.asked.start or known.declared
+        if not any(slot.state is not None for slot in form.slots):
+            raise BadInput(asked_in_vain(begun.states(target.num_layers), [], str(form.folder)))
+        left_out = LeftOut()
+        texts = self.texts(known, begun, left_out, notes)
+        lacking = [k for k in begun.states(target.num_layers) if k not in known_states(texts)]
+        if lacking and self.asked.start is not None:
+            raise BadInput(asked_in_vain(lacking, known_states(texts), str(form.folder)))
+        reference = reference_of(texts)
+        teachers = [
+            teacher
+            for teacher in teachers_of(form, target, has_argmax=reference == "target_argmax")
+            if all(teacher.name in text.truths for text in texts)
+        ]
+        searched = self.search(known, texts, teachers)
+        notes += left_out.notes()
+        notes += self.said(known, begun, texts, reference, searched)
+        for note in (*known.checkpoint.notes, *form.notes, *notes):
+            self.events.note(note)
+        best = searched.best
+        rates = {
+            "accuracy": best.accuracy,
+            "accept_length": best.accept_length,
+            "coverage": best.coverage,
+        }
+        return {
+            "metrics": {name: rate.plain() for name, rate in rates.items()},
+            "curves": curves(best),
+            "findings": [asdict(finding) for finding in self.findings(str(form.folder))],
+            "samples": [
+                {
+                    "file": short(text.path),
+                    **{name: [c.numerator, c.denominator] for name, c in counts.items()},
+                }
+                for text, counts in zip(texts, best.counts, strict=True)
+            ],
+            "wiring": {
+                **best.wiring.plain(),
+                "states": list(best.wiring.states()),
+                "stored_states": [slot.state for slot in form.slots],
+            },
+            "drafter": known.checkpoint.form.plain(),
+            "data": form.plain(),
+            "fingerprints": {
+                "target": target.fingerprint,
+                "drafter": known.checkpoint.fingerprint,
+                "data": f"sha256:{self.digest.hexdigest()}",
+            },
+            "notes": [*known.checkpoint.notes, *form.notes, *notes],
+            **tables(searched),
+        }
+
+    def search(self, known: Read, texts: Sequence[Text], teachers: Sequence[Teacher]) -> Searched:
+        """From the wiring that is stated, or from what the files declare and the data's own order."""
+        asked, checkpoint, target = self.asked, known.checkpoint, self.kit.target
+        scorer = Scorer(checkpoint, target, texts, steps=asked.steps)
+        starts = [asked.start or known.declared]
+        in_order = data_order(known.declared, known.form)
+        if asked.start is None and in_order is not None and not self.states_are_said():
+            starts.append(in_order)
+        able = [s for s in starts if scorer.why_not(self.resolved(known, s)) is None]
+        if not able:
+            able = [replace(starts[0], **self.first_states(known, scorer.known))]
+        made = set.union(*(set(text.computed) for text in texts))
+        axes = axes_of(
+            checkpoint.form,
+            able[0],
+            scorer.known,
+            target_rope=rope_of(target),
+            own_embedding=checkpoint.embedding is not None,
+            own_head=checkpoint.form.head.value == "own",
+            stored=[k for k in scorer.known if k not in made],
+            fixed=asked.fixed,
+            only=asked.only,
+        )
+        return search(
+            scorer,
+            able,
+            axes,
+            teachers,
+            form=checkpoint.form,
+            steps=asked.steps,
+            seed=asked.seed,
+            finalists=asked.finalists,
+            progress=lambda done, total: self.events.progress("search", done, total),
+        )
+
+    def states_are_said(self) -> bool:
+        """Whether the request says which states to try."""
+        return "states" in self.asked.fixed or "states" in self.asked.only
+
+    def first_states(self, known: Read, held: Sequence[int]) -> dict[str, Any]:
+        """As many states as fc takes, where none that is declared is at hand."""
+        count = known.checkpoint.form.num_aux.value
+        if len(held) < count:
+            raise BadInput(
+                f"the data holds state {listed(held)}, but the drafter's fc takes {count}; data that "
+                "stores more of the states (job=capture_states) can be searched"
+            )
+        return {"layers": tuple(held[:count]), "convention": LayerConvention.input}
+
+    def resolved(self, known: Read, wiring: Wiring) -> Wiring:
+        """The wiring as the search speaks of it."""
+        return wiring.resolved(known.checkpoint.form)
+
+    def texts(self, known: Read, begun: Wiring, left_out: LeftOut, notes: list[str]) -> list[Text]:
+        """Every text with every teacher's choices, and with states that are made for it."""
+        asked, target, form = self.asked, self.kit.target, known.form
+        if asked.argmax is not None:
+            check_argmax(asked.argmax, target.fingerprint)
+        stored = {slot.state for slot in form.slots if slot.state is not None and not slot.normed}
+        wanted = set(begun.states(target.num_layers))
+        if self.neighbours:
+            wanted |= {k + by for k in wanted for by in (-1, 1)}
+        wanted = {k for k in wanted if 0 < k <= target.num_layers} - stored
+        making: list[int] = []
+        if self.neighbours and wanted:
+            plan = plan_layers(target, None, [*stored, *wanted])
+            making = sorted(k for k in wanted if k <= plan.layers)
+            if beyond := sorted(wanted - set(making)):
+                notes.append(
+                    f"state {listed(beyond)} is not stored and not tried: {plan.layers} of the "
+                    f"target's first layers are run here, since {plan.why}"
+                )
+
+        def made(ids: Sequence[Tensor]) -> list[dict[int, Tensor]]:
+            whole = self.kit.layers.states(ids, making[-1])
+            return [{k: states[k].clone() for k in making} for states in whole]
+
+        texts = load_texts(
+            form,
+            target,
+            max_samples=asked.max_samples,
+            damaged=asked.damaged,
+            argmax=asked.argmax,
+            steps=asked.steps,
+            left_out=left_out,
+            device=target.device,
+            more_states=made if making else None,
+            seen=self.seen,
+            progress=lambda done, total: self.events.progress("read", done, total),
+        )
+        self.kit.layers.drop()
+        if making:
+            notes.append(f"state {listed(making)} is not stored: made by the target's first layers")
+        elif not self.neighbours:
+            notes.append(
+                "states one off those of the start are only tried where the data stores them; "
+                "job.axes.neighbours=true makes them with the target's first layers"
+            )
+        if 0 not in stored:
+            why = why_no_embedding(target)
+            notes.append(
+                why
+                or "state 0 is not stored: taken from the target's embedding, which is not scaled"
+            )
+        return texts
+
+    def seen(self, sample: Sample) -> None:
+        """What is kept of a sample beside its text."""
+        self.digest.update(sample_digest(sample))
+        self.embedding.append(embedding_rows(sample, self.kit.target))
+
+    def findings(self, where: str) -> list[Finding]:
+        """What the data itself shows to be otherwise than declared."""
+        return embedding_findings(self.embedding, where)
+
+    def said(
+        self, known: Read, begun: Wiring, texts: Sequence[Text], reference: str, found: Searched
+    ) -> Iterator[str]:
+        """What a person may take for granted that is not so."""
+        start = self.resolved(known, begun)
+        if self.asked.start is None:
+            yield f"the search starts from {known.declared_by}"
+        if lacking := [k for k in start.states() if k not in known_states(texts)]:
+            yield (
+                f"state {listed(lacking)} of the declared wiring is not in the data, so the search "
+                f"starts from {in_words('states', found.start.wiring.states())} instead"
+            )
+        if reference == "next_token":
+            yield (
+                "the data has no target_argmax (or not every sample has), so accept lengths are held "
+                "against the text's next token, which is the target's choice only where the target "
+                "wrote the text greedily; job=capture_states data=path adds it"
+            )
+        if why := without_slots(self.kit.target):
+            yield f"nothing is compared with what the stored slots would teach: {why}"
+        if rope_of(self.kit.target) is None:
+            yield "rope=target is not tried: the target's config states no rope that is run here"
+        if len(texts) == 1:
+            yield "one text alone says nothing about the spread between texts: nothing is clearly better"
+        if not found.teacher_clear:
+            yield "which teacher the drafter was trained on is not clear from this data"
+        if any(ranked.tied for ranked in found.ranked):
+            tied = [row_name(ranked) for ranked in found.ranked if ranked.tied]
+            yield f"tied with the best in accept length: {'; '.join(tied)}"
+        for dropped in found.dropped:
+            if dropped.behind is None:
+                yield f"{', '.join(dropped.changed)} cannot be scored: {dropped.why}"
+        yield from found.notes
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Numbers in words."""
+    return ", ".join(map(str, numbers))
+
+
+def tables(searched: Searched) -> dict[str, Any]:
+    """A search's tables, as results hold them."""
+    return {
+        "ranked": [ranked_row(ranked) for ranked in searched.ranked],
+        "dropped": [
+            dropped_row(dropped, dropped.behind)
+            for dropped in searched.dropped
+            if dropped.behind is not None
+        ],
+        "teachers": [teacher_row(score) for score in searched.teachers],
+        "teacher": {"name": searched.teacher.name, "clear": searched.teacher_clear},
+        "rounds": list(searched.rounds),
+        "scored": searched.scored,
+    }
+
+
+def ranked_row(ranked: Ranked) -> dict[str, Any]:
+    """One wiring of the ranked table."""
+    return {
+        "name": row_name(ranked),
+        "changed": list(ranked.changed),
+        "wiring": ranked.wiring.plain(),
+        "states": list(ranked.wiring.states()),
+        "teacher": ranked.teacher,
+        "metrics": {
+            "accuracy": ranked.accuracy.plain(),
+            "accept_length": ranked.accept_length.plain(),
+        },
+        "curves": curves(ranked),
+        "behind": None if ranked.behind is None else difference(ranked.behind),
+        "tied": ranked.tied,
+    }
+
+
+def row_name(ranked: Ranked) -> str:
+    """What a person calls it."""
+    return "; ".join(ranked.changed) or "as the search started"
+
+
+def dropped_row(dropped: Dropped, behind: Difference) -> dict[str, Any]:
+    """One wiring that was left behind."""
+    return {
+        "changed": list(dropped.changed),
+        "texts": dropped.texts,
+        "positions": dropped.positions,
+        "accuracy": dropped.accuracy,
+        "behind": difference(behind),
+        "why": dropped.why,
+    }
+
+
+def teacher_row(score: TeacherScore) -> dict[str, Any]:
+    """One teacher."""
+    return {
+        "teacher": score.teacher.name,
+        "in_words": score.teacher.in_words,
+        "slot": score.teacher.slot,
+        "norms": score.teacher.norms,
+        "accuracy": score.accuracy.plain(),
+        "agreement": None if score.agreement is None else score.agreement.plain(),
+    }
+
+
+def curves(ranked: Ranked) -> dict[str, list[dict[str, Any]]]:
+    """Curves over draft steps."""
+    return {
+        name: [point(step, rate) for step, rate in points] for name, points in ranked.curves.items()
+    }
+
+
+def point(step: int, rate: Rate) -> dict[str, Any]:
+    """One step of a curve."""
+    return {"step": step, **rate.plain()}
+
+
+def difference(found: Difference) -> dict[str, float]:
+    """A difference as plain data."""
+    return {"value": found.value, "low": found.low, "high": found.high}
