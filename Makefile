@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 # uv reads its own settings, not pip's: pass on where pip was told to look for packages.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
-.PHONY: setup run test test-runs test-ssh test-peers check bench lab clean
+.PHONY: setup run test test-runs test-ssh test-peers check bench bench-diagnosis lab clean
 
 setup: $(VENV)/.done
 
@@ -43,6 +43,13 @@ check: setup
 bench: setup
 	$(RUN) bench/startup.py
 	$(RUN) bench/push.py
+	$(RUN) -m bench.wiring_search --draws 5
+	$(RUN) -m bench.diagnosis --sample 40 --seed 1
+
+# Every case of the fault bench, then those that no threshold was fixed on: two hours.
+bench-diagnosis: setup
+	$(RUN) -m bench.diagnosis
+	$(RUN) -m bench.diagnosis --held-out
 
 # Trains the lab's target and drafters anew, all but the first in the peers' environment; two hours or more.
 lab: setup

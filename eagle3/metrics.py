@@ -9,6 +9,7 @@ first token behind a prompt comes from the target's prefill and is never drafted
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -236,23 +237,40 @@ def paired_difference(
     seed: int = 0,
     resamples: int = 20_000,
 ) -> Difference:
-    """Paired bootstrap over texts, Bonferroni-corrected for `comparisons` such differences."""
+    """Paired bootstrap over texts, Bonferroni-corrected for `comparisons` such differences.
+
+    For many texts and few comparisons: resamples of few texts spread too little, and no quantile lies
+    beyond them (eagle3.search.bounds.rate_difference is for those). Resamples without a denominator are
+    dropped. Where fewer than two texts count, nothing is known of the spread, and where nothing was
+    counted of one of the two, nothing at all, so 0: then the interval is unbounded.
+    """
     if len(a) != len(b):
         raise BadInput(f"paired comparison of {len(a)} texts with {len(b)}")
-    weights = bootstrap_weights(len(a), seed, resamples)
-
-    def resampled(counts: Sequence[Count]) -> Tensor:
-        numerators = torch.tensor([c.numerator for c in counts], dtype=torch.float64)
-        denominators = torch.tensor([c.denominator for c in counts], dtype=torch.float64)
-        return (weights @ numerators) / (weights @ denominators)
-
-    def pooled(counts: Sequence[Count]) -> float:
-        return sum(c.numerator for c in counts) / sum(c.denominator for c in counts)
-
     tail = (1 - CONFIDENCE) / 2 / comparisons
-    differences = resampled(a) - resampled(b)
+    if tail * resamples < 1:
+        raise ValueError(f"{resamples} resamples do not reach a tail of {tail:.1e}")
+    ones, others = pooled_ratio(a), pooled_ratio(b)
+    if ones is None or others is None:
+        return Difference(value=0.0, low=-math.inf, high=math.inf)
+    value = ones - others
+    if sum(bool(x.denominator or y.denominator) for x, y in zip(a, b, strict=True)) < 2:
+        return Difference(value=value, low=-math.inf, high=math.inf)
+    weights = bootstrap_weights(len(a), seed, resamples)
+    sums = [
+        weights @ torch.tensor([getattr(c, part) for c in counts], dtype=torch.float64)
+        for counts in (a, b)
+        for part in ("numerator", "denominator")
+    ]
+    usable = (sums[1] > 0) & (sums[3] > 0)
+    differences = sums[0][usable] / sums[1][usable] - sums[2][usable] / sums[3][usable]
     low, high = torch.quantile(differences, torch.tensor([tail, 1 - tail]).double()).tolist()
-    return Difference(value=pooled(a) - pooled(b), low=low, high=high)
+    return Difference(value=value, low=low, high=high)
+
+
+def pooled_ratio(counts: Sequence[Count]) -> float | None:
+    """A ratio of sums; None where nothing was counted."""
+    total = sum(c.denominator for c in counts)
+    return sum(c.numerator for c in counts) / total if total else None
 
 
 def summarise(

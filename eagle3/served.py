@@ -48,16 +48,25 @@ SPECULATORS_KEYS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ServedWiring:
-    """What an engine runs. `wiring` None: it does not start, or feeds the drafter nothing usable."""
+    """What an engine runs. `wiring` None: it does not start, or feeds the drafter nothing usable.
+
+    `run` is what it would run if it did start: every switch as the engine has it, and the states that
+    it feeds, which may be fewer than fc takes. Where `states` is None they are not known, and `run` has
+    none: whoever scores it puts those in that he means, the trained or the declared ones. It is None
+    only where the release has no place at all for such a drafter, and `wiring` wherever that is not.
+    """
 
     wiring: Wiring | None  # resolved by the form
+    run: Wiring | None  # the same, also where it does not start
     states: tuple[int, ...] | None  # canonical, in the order of fc's chunks
     ids: tuple[int, ...] | None  # None: it finds none and takes its default states
     place: str | None  # where it finds them
     because: Mapping[str, str]  # "states", and each switch that is not as declared → why
     evidence: Evidence  # the weaker one of the two tables' rows
     problems: tuple[str, ...]  # why it does not start; then what else is not as it seems
-    to_start: tuple[str, ...]  # lines that mend what stops it, where they are known
+    to_start: tuple[
+        str, ...
+    ]  # lines that mend what stops it, where they are known; a program whole
     notes: tuple[str, ...]
     engine: str  # in words: "SGLang 0.5.12, class kimi_k25"
 
@@ -89,56 +98,70 @@ def served_wiring(
     engine = engine_words(asked)
     seen = Seen()
     seen.notes += rule.notes
-    read = as_read(config, asked.name, form, seen)
-    try:
-        read = with_ids(read, rule, ids)
-        found = found_ids(rule, read, asked, ids)
-        fed = served_states(rule, found.ids, num_layers)
-    except BadInput as error:
-        seen.stop(str(error))
-        found, fed = LookUp(ids=None, place=None), Served(states=None)
+    read = with_ids(as_read(config, asked.name, form, seen), rule, ids)
+    found, fed = fed_by(seen, rule, read, asked, ids, num_layers)
     states(seen, engine, rule, found, fed, form, config)
     other_runner(seen, rule, read, found, num_layers)
-    evidence = rule.evidence
     serving = served_by(asked, config, form, seen)
+    run = None
     if serving is not None:
         seen.notes += [note for note in serving.notes if not note.endswith("this holds")]
-        evidence = weaker(evidence, serving.evidence)
-        switches(
-            seen,
-            Looked(
-                form=form,
-                config=read,
-                whole=config,
-                asked=asked,
-                serving=serving,
-                engine=engine_words(replace(asked, engine_class=None)),
-                drafter=drafter,
-            ),
+        looked = Looked(
+            form=form,
+            config=read,
+            whole=config,
+            asked=asked,
+            serving=serving,
+            engine=engine_words(replace(asked, engine_class=None)),
+            drafter=drafter,
         )
-    own = form.embedding.value == "own"
-    if same_embedding and own:
-        seen.switches["embedding"] = Embedding.own
-    # What a release that does not start would run tells which reasons are worth a word.
-    run = Wiring.of_states(fed.states or (0,), **seen.switches).resolved(form)
-    declared = Wiring.of_states(
-        fed.states or (0,),
-        embedding=Embedding.own if own else Embedding.target,
-        head=Head.target if form.head.value == "target" else Head.own,
-    ).resolved(form)
-    differs = {"states", *run.differing(declared)}
+        switches(seen, looked)
+        if same_embedding and form.embedding.value == "own":
+            seen.switches["embedding"] = Embedding.own
+        run = Wiring.of_states(fed.states or (), **seen.switches).resolved(form)
     return ServedWiring(
         wiring=None if seen.dead or fed.states is None else run,
+        run=run,
         states=fed.states,
         ids=found.ids,
         place=found.place,
-        because={name: why for name, why in seen.because.items() if name in differs},
-        evidence=evidence,
+        because=reasons(seen, run, form),
+        evidence=rule.evidence if serving is None else weaker(rule.evidence, serving.evidence),
         problems=tuple(dict.fromkeys((*seen.dead, *fed.problems, *seen.problems))),
         to_start=tuple(dict.fromkeys(seen.mending)),
         notes=tuple(dict.fromkeys((*fed.notes, *seen.notes))),
         engine=engine,
     )
+
+
+def fed_by(
+    seen: Seen,
+    rule: Rule,
+    read: Mapping[str, Any],
+    asked: EngineAsked,
+    ids: Sequence[int] | None,
+    num_layers: int,
+) -> tuple[LookUp, Served]:
+    """The ids that the engine finds and the states that they bring; none where they are no ids."""
+    try:
+        found = found_ids(rule, read, asked, ids)
+        return found, served_states(rule, found.ids, num_layers)
+    except BadInput as error:
+        seen.stop(str(error))
+        return LookUp(ids=None, place=None), Served(states=None)
+
+
+def reasons(seen: Seen, run: Wiring | None, form: DrafterForm) -> dict[str, str]:
+    """Why the states are what they are, and each switch that is not run as declared."""
+    differs = {"states"}
+    if run is not None:
+        declared = Wiring.of_states(
+            run.states(),
+            embedding=Embedding.own if form.embedding.value == "own" else Embedding.target,
+            head=Head.target if form.head.value == "target" else Head.own,
+        ).resolved(form)
+        differs |= set(run.differing(declared))
+    return {name: why for name, why in seen.because.items() if name in differs}
 
 
 def dated(asked: EngineAsked) -> EngineAsked:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eagle3.diagnosis.rewrites import head_of_target, renamed_block
+from eagle3.diagnosis.rewrites import head_of_target, program_lines, renamed_block
 from eagle3.doctor.rope import ATTN_FACTOR, attention_factor, written_factor
 from eagle3.doctor.server import engine_aux, flags_of, llama_cpp_config, sglang_config
 from eagle3.doctor.subject import LAYER, Drafter, EngineAsked
@@ -38,7 +38,7 @@ ENGINE_NAMES = {
 KNOWS_NESTED = ("vllm",)  # speculators' layout
 CLOSE = 1e-3  # relative; two factors on cos and sin that are one
 INPUT_NORM = "input_layernorm"
-HEAD_ROWS = head_of_target().splitlines()
+HEAD_ROWS = program_lines(head_of_target())
 
 
 @dataclass(kw_only=True)
@@ -167,7 +167,7 @@ def blocks(seen: Seen, of: Looked) -> None:
         f"the first layer's tensors are called {' and '.join(f'{b}*' for b in have) or 'otherwise'}; "
         f"{of.engine} knows only {' and '.join(f'{b}*' for b in of.serving.blocks)} and leaves the "
         f"layer at random values {of.known}",
-        *renamed_block(of.serving.blocks[0]).splitlines(),
+        *program_lines(renamed_block(of.serving.blocks[0])),
     )
 
 

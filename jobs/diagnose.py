@@ -17,11 +17,12 @@ from jobs.diagnosing import Answer, diagnose_folder
 from jobs.events import Events
 from jobs.inputs import capture_missing_data, pick_device, target_folder
 from jobs.inspecting import short
-from jobs.question import Asked, Kit
+from jobs.question import Asked, Kit, check_engine
 
 
 def open_job(request: Mapping[str, Any], events: Events) -> Diagnose:
-    """Read the target; everything else belongs to the one case."""
+    """Read the target; what cannot be asked of an engine is refused before anything is made."""
+    check_engine(asked_of(request))
     device = pick_device(request["device"], events)
     inputs = request["inputs"]
     capture_missing_data(inputs["data"], events)

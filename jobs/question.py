@@ -21,12 +21,13 @@ from eagle3.data.argmax import check_argmax
 from eagle3.data.form import DataForm, RawSample
 from eagle3.diagnosis.evidence import Inspected, SlotSeen
 from eagle3.doctor.subject import EngineAsked, read_drafter, read_target
+from eagle3.engines import rule_for
 from eagle3.errors import BadInput
 from eagle3.files import read_json
 from eagle3.layers import LayerConvention
 from eagle3.samples import LeftOut, Sample
 from eagle3.search.texts import Text, load_texts
-from eagle3.served import ServedWiring, served_wiring
+from eagle3.served import ENGINE_NAMES, ServedWiring, dated, served_wiring
 from eagle3.slot_findings import findings, undecided
 from eagle3.slot_verdicts import CONTRADICTED, Judged, judge
 from eagle3.target import TargetParts, load_target_parts
@@ -85,11 +86,34 @@ class Read:
     declared: Wiring
     declared_by: str
     served: ServedWiring | None
-    why_no_engine: str | None
+
+
+def check_engine(asked: Asked) -> None:
+    """Raises BadInput where the engine that was named cannot be told apart, saying what to give."""
+    engine = asked.engine
+    if engine is None:
+        if asked.ids is not None or asked.accept_length is not None:
+            raise BadInput(
+                "engine.ids and engine.accept_length are an engine's: name it (engine=…)"
+            )
+        return
+    if engine.name not in ENGINE_NAMES:
+        raise BadInput(
+            f"engine.name={engine.name} serves no drafters; engines are {', '.join(ENGINE_NAMES)}"
+        )
+    known = dated(engine)
+    try:
+        rule_for(known.name, known.version, known.engine_class)
+    except BadInput as error:
+        raise BadInput(
+            f"{error}; without it nobody knows what {engine.name} serves (on the command line "
+            "engine_version=… engine_class=…)"
+        ) from error
 
 
 def read(asked: Asked, kit: Kit) -> Read:
     """Drafter, data and engine, as they declare themselves."""
+    check_engine(asked)
     target = kit.target
     checkpoint = load_drafter(asked.drafter, target.device, layout=asked.drafter_layout)
     check_fit(checkpoint, target)
@@ -103,21 +127,18 @@ def read(asked: Asked, kit: Kit) -> Read:
     check_captured(form.folder, target)
     config = read_json(asked.drafter / "config.json")
     declared, declared_by = declared_wiring(checkpoint, form, target.num_layers)
-    served, why = None, None
+    served = None
     if asked.engine is not None:
         described, _ = read_drafter(asked.drafter)
-        try:
-            served = served_wiring(
-                checkpoint.form,
-                config,
-                asked.engine,
-                num_layers=target.num_layers,
-                ids=asked.ids,
-                drafter=described,
-                same_embedding=same_table(checkpoint, target),
-            )
-        except BadInput as error:
-            why = str(error)
+        served = served_wiring(
+            checkpoint.form,
+            config,
+            asked.engine,
+            num_layers=target.num_layers,
+            ids=asked.ids,
+            drafter=described,
+            same_embedding=same_table(checkpoint, target),
+        )
     return Read(
         checkpoint=checkpoint,
         config=config,
@@ -125,7 +146,6 @@ def read(asked: Asked, kit: Kit) -> Read:
         declared=declared.resolved(checkpoint.form),
         declared_by=declared_by,
         served=served,
-        why_no_engine=why,
     )
 
 

@@ -13,7 +13,8 @@ from eagle3.metrics import Difference, Rate
 from eagle3.served import ServedWiring
 from eagle3.wiring import Wiring
 
-CAUSE, SOUND, UNKNOWN = "cause", "sound", "unknown"  # verdicts
+# Verdicts; undecided: there is too little data to tell sound from unknown.
+CAUSE, SOUND, UNDECIDED, UNKNOWN = "cause", "sound", "undecided", "unknown"
 CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
 
 
@@ -50,6 +51,7 @@ class Cause:
     fixes: tuple[Fix, ...]
     confidence: str  # certain, likely or possible
     evidence: str
+    explains: tuple[str, ...] = ()  # other kinds that would only say the same once more
 
     def plain(self) -> dict[str, Any]:
         """As plain data."""
@@ -66,7 +68,7 @@ class Cause:
 class Diagnosis:
     """The answer to 'what is wrong with this drafter behind this engine'."""
 
-    verdict: str  # cause, sound or unknown
+    verdict: str  # cause, sound, undecided or unknown
     headline: str
     causes: tuple[Cause, ...]  # the most costly first; empty where sound
     trained: Wiring  # resolved; as far as the data tells
@@ -82,6 +84,10 @@ class Diagnosis:
     elsewhere: tuple[Fix, ...]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
+    # Differences that these texts settle neither way; the first of `undecided`.
+    doubts: tuple[str, ...] = ()
+    # Accept length as served with the states alone mended, by the kind that this is.
+    states_alone: tuple[str, Rate] | None = None
     # config.json with the changes of all fixes; None: nothing in it has to change.
     config: Mapping[str, Any] | None = None
 
@@ -99,9 +105,13 @@ class Diagnosis:
             "accept_length_served": None if served is None else served.plain(),
             "accept_length_repaired": repaired.plain(),
             "ladder": [{"mended": kind, "accept_length": r.plain()} for kind, r in self.ladder],
+            "states_alone": None
+            if self.states_alone is None
+            else {"mended": self.states_alone[0], "accept_length": self.states_alone[1].plain()},
             "signature": self.signature,
             "confidence": self.confidence,
             "undecided": list(self.undecided),
+            "doubts": list(self.doubts),
             "elsewhere": [fix_plain(fix) for fix in self.elsewhere],
             "findings": [{**asdict(f), "fix": list(f.fix)} for f in self.findings],
             "notes": list(self.notes),

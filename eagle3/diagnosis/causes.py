@@ -14,17 +14,31 @@ from typing import Any
 from eagle3.diagnosis.answer import CERTAIN, LIKELY, POSSIBLE, Cause, Cost
 from eagle3.diagnosis.evidence import Evidence, Scored
 from eagle3.diagnosis.fixes import MAKERS, Fix, fixes_for, patched_config
-from eagle3.diagnosis.kinds import ORDER, STATES, kind_of, switch_of
+from eagle3.diagnosis.kinds import NOT_SERVED, ORDER, STATES, kind_of, switch_of
 from eagle3.diagnosis.signatures import signature_of, speaks_against
+from eagle3.diagnosis.tensor_fixes import of_table
 from eagle3.diagnosis.words import value_words
 from eagle3.doctor.findings import MEASURED
+from eagle3.metrics import Truth
+from eagle3.search.axes import value_of
 from eagle3.served import ServedWiring
 from eagle3.wiring import Wiring
 
 # What a cause must cost at least: less is lost among texts, releases and rounding.
 LEAST_ACCURACY = 0.02
 LEAST_LENGTH = 0.05
+LEAST = (("accept_length", LEAST_LENGTH), ("accuracy", LEAST_ACCURACY))
+# A difference of which more than this may be hidden beyond the least is open, not harmless.
+OPEN_LENGTH = 0.2
+OPEN_ACCURACY = 0.05
 VERIFIED = "verified"
+# What some engines say of tensors that they refuse to load (eagle3.served_switches) → their switch.
+REFUSED = {
+    "no place for the file's tensors of norm_before_fc": "fc_input",
+    "no place for the file's tensors of fc_norm": "fc_input",
+    "no place for the drafter's attention_bias and refuses": "biases",
+    "no place for the drafter's qk_norm and refuses": "qk_norm",
+}
 
 
 def kinds_between(trained: Wiring, wrong: Wiring) -> tuple[str, ...]:
@@ -39,7 +53,9 @@ def kinds_between(trained: Wiring, wrong: Wiring) -> tuple[str, ...]:
 
 
 def with_part_of(wiring: Wiring, other: Wiring, kind: str) -> Wiring:
-    """A wiring with what `kind` is about taken from another."""
+    """A wiring with what `kind` is about taken from another; the same where that is its start."""
+    if kind == NOT_SERVED:
+        return wiring
     name = switch_of(kind)
     if name is None:
         raise ValueError(f"{kind} is no kind of wiring")
@@ -48,8 +64,12 @@ def with_part_of(wiring: Wiring, other: Wiring, kind: str) -> Wiring:
     return replace(wiring, **{name: getattr(other, name)})
 
 
-def cost_of(trained: Scored, so: Scored, comparisons: int) -> Cost:
-    """What the one loses beside the other."""
+def cost_of(trained: Scored, so: Scored, comparisons: int) -> Cost | None:
+    """What the one loses beside the other; None where no accept length can be counted of one of them,
+    as `no_cost` says.
+    """
+    if no_cost(trained, so) is not None:
+        return None
     return Cost(
         accuracy_as_trained=trained.accuracy,
         accuracy_so=so.accuracy,
@@ -59,12 +79,22 @@ def cost_of(trained: Scored, so: Scored, comparisons: int) -> Cost:
     )
 
 
+def no_cost(trained: Scored, so: Scored) -> str | None:
+    """Why there is no cost in accept length; None: there is one."""
+    if counted(trained, "accept_length") and counted(so, "accept_length"):
+        return None
+    return (
+        f"no round of {trained.steps} steps can be counted to its end on these texts; use fewer "
+        "job.steps or longer texts"
+    )
+
+
 def matters(trained: Scored, so: Scored, comparisons: int) -> bool:
-    """Whether a loss is settled, and more than LEAST_ACCURACY or LEAST_LENGTH."""
-    for name, least in (("accept_length", LEAST_LENGTH), ("accuracy", LEAST_ACCURACY)):
-        if not (counted(trained, name) and counted(so, name)):
-            continue
-        lost = trained.minus(so, name, comparisons=comparisons)
+    """Whether a loss is settled, and more than LEAST_ACCURACY or LEAST_LENGTH; either will do, so the
+    interval is corrected for both.
+    """
+    for name, least in LEAST:
+        lost = trained.minus(so, name, comparisons=comparisons * len(LEAST))
         if lost.low > 0 and lost.value >= least:
             return True
     return False
@@ -81,25 +111,103 @@ def comparisons_of(e: Evidence) -> int:
 
 
 def wiring_causes(e: Evidence) -> tuple[list[Cause], list[str]]:
-    """The causes among the differences, and what is said of the others."""
-    if e.served is not None and e.served.wiring is None:
-        return [not_served(e)], []
-    trained, wrong = e.trained.wiring, e.wrong
-    found: list[Cause] = []
+    """The causes among the differences, and what is said of those that make none.
+
+    What the texts leave open is neither: see `unsettled`. Behind an engine that does not start stands
+    what it would have otherwise if it did.
+    """
+    found: list[Cause] = [] if runs(e) else [not_served(e)]
+    named = {cause.kind for cause in found}
     harmless: list[str] = []
-    for kind in kinds_between(trained, wrong):
-        name = switch_of(kind) or kind
-        what = difference_of(e, name)
+    for kind in kinds_of(e):
         so = e.alone.get(kind)
-        if so is not None and not shows(e, kind, so):
-            lost = e.trained.accept_length.value - so.accept_length.value
-            harmless.append(
-                f"{kind} ({what}) makes no difference that these texts can show "
-                f"({lost:+.2f} accept length)"
-            )
+        if kind in named:
             continue
-        found.append(wiring_cause(e, kind, name, so))
+        name = switch_of(kind) or kind
+        if so is None or shows(e, kind, so):
+            found.append(wiring_cause(e, kind, name, so))
+        elif is_open(e, so) is None:
+            harmless.append(
+                f"{kind} ({difference_of(e, name)}) makes no settled difference on these texts, and no "
+                f"large one ({lost_words(e.trained, so)})"
+            )
     return found, harmless
+
+
+def unsettled(e: Evidence) -> tuple[str, ...]:
+    """What may be a cause or none, in sentences, the widest difference first; empty: all is settled.
+
+    For the verdict: a difference between trained and served (or declared) wiring that is neither
+    settled as a loss (then it is among `wiring_causes`) nor so small that it is ruled out (then it is
+    among what those say of the rest) is open, whichever side scores higher. A wrong wiring that scores
+    higher than the one called trained is said to, clearly or not. Who has any of these sentences has
+    found no drafter sound: they belong to `Diagnosis.undecided`, and the verdict is no better than that.
+    """
+    found: list[tuple[float, str]] = []
+    for kind in kinds_of(e):
+        so = e.alone.get(kind)
+        why = None if so is None or shows(e, kind, so) else is_open(e, so)
+        if so is not None and why is not None:
+            size = abs(e.trained.accept_length.value - so.accept_length.value)
+            said = difference_of(e, switch_of(kind) or kind)
+            found.append((size, f"whether {kind} is a fault ({said}): {why}"))
+    sentences = [sentence for _, sentence in sorted(found, key=lambda item: -item[0])]
+    whole = e.as_served
+    longer = whole is not None and whole.accept_length.value > e.trained.accept_length.value
+    if whole is not None and longer and len(kinds_of(e)) > 1:
+        sentences.append(
+            f"whether the wiring called trained is it: all that is {verb(e)} otherwise, together, "
+            f"scores higher ({lost_words(e.trained, whole)})"
+        )
+    return tuple(sentences)
+
+
+def is_open(e: Evidence, so: Scored) -> str | None:
+    """Why a difference that is no settled loss may still be one, or a gain; None: it is ruled out.
+
+    What it may be is not corrected for the search, which chose the trained side and not this one.
+    """
+    if so.counts == e.trained.counts:
+        return None
+    trained, texts = e.trained, len(e.trained.counts)
+    many = max(1, len(e.alone))
+    name, least, room = ("accept_length", LEAST_LENGTH, OPEN_LENGTH)
+    if no_cost(trained, so) is not None:
+        name, least, room = ("accuracy", LEAST_ACCURACY, OPEN_ACCURACY)
+    lost = trained.minus(so, name, comparisons=many)
+    if max(-lost.low, lost.high) <= least + room:
+        return None
+    other = f"the wiring as {verb(e)}"
+    if lost.high < 0 and -lost.value >= least:
+        told = f"{other} scores clearly higher than the one called trained"
+    elif lost.low > 0:
+        told = f"not settled beside the {comparisons_of(e)} wirings compared; more texts would tell"
+    else:
+        told = (
+            f"these {texts} texts cannot tell, more would" if texts > 1 else "one text cannot tell"
+        )
+        if lost.value < 0:
+            told += f"; {other} scores higher"
+    return f"{lost_words(trained, so, many)}; {told}"
+
+
+def lost_words(trained: Scored, so: Scored, comparisons: int = 1) -> str:
+    """'+0.31 [-0.10, +0.72] accept length lost', of accuracy where there is no accept length."""
+    name, what = "accept_length", "accept length"
+    if no_cost(trained, so) is not None:
+        name, what = "accuracy", "accuracy"
+    lost = trained.minus(so, name, comparisons=comparisons)
+    return f"{lost.value:+.2f} [{lost.low:+.2f}, {lost.high:+.2f}] {what} lost by it"
+
+
+def kinds_of(e: Evidence) -> tuple[str, ...]:
+    """The kinds by which the wiring as trained and as served (declared) differ."""
+    return kinds_between(e.trained.wiring, e.wrong)
+
+
+def runs(e: Evidence) -> bool:
+    """Whether the engine runs the drafter at all; without one, nothing keeps it from doing so."""
+    return e.served is None or e.served.wiring is not None
 
 
 def shows(e: Evidence, kind: str, so: Scored) -> bool:
@@ -116,6 +224,7 @@ def wiring_cause(e: Evidence, kind: str, name: str, so: Scored | None) -> Cause:
     trained, wrong = e.trained.wiring, e.wrong
     cost = None if so is None else cost_of(e.trained, so, comparisons_of(e))
     ours, theirs = value_words(trained, name), value_words(wrong, name)
+    costless = None if so is None else no_cost(e.trained, so)
     return Cause(
         kind=kind,
         what=difference_of(e, name),
@@ -124,8 +233,20 @@ def wiring_cause(e: Evidence, kind: str, name: str, so: Scored | None) -> Cause:
         cost=cost,
         fixes=fixes_of(e, kind),
         confidence=confidence_of(e, kind, so),
-        evidence=f"trained: {MEASURED}; {verb(e)}: {how_known(e, name)}",
+        evidence=f"trained: {how_trained(e, name)}; {verb(e)}: {how_known(e, name)}"
+        + (f"; no cost in accept length: {costless}" if costless else ""),
     )
+
+
+def how_trained(e: Evidence, name: str) -> str:
+    """How the trained side is known: the search told, or was not asked, or could not tell."""
+    searched = e.searched
+    if searched.axes is not None and name not in searched.axes:
+        same = value_of(e.trained.wiring, name) == value_of(e.declared, name)
+        return f"{'as declared' if same else 'as the search started'}, not searched"
+    if name in searched.unclear:
+        return f"{MEASURED}, the likeliest of values that these texts cannot tell apart"
+    return MEASURED
 
 
 def difference_of(e: Evidence, name: str) -> str:
@@ -138,6 +259,8 @@ def difference_of(e: Evidence, name: str) -> str:
 
 def verb(e: Evidence) -> str:
     """'served' where an engine was named, else 'declared'."""
+    if not runs(e):
+        return "served, if it starts"
     return "declared" if e.served is None else "served"
 
 
@@ -173,10 +296,19 @@ def asked_of(e: Evidence) -> dict[str, Any]:
 
 
 def confidence_of(e: Evidence, kind: str, so: Scored | None) -> str:
-    """How sure a difference is: measured, of slots that were verified, against what was read or run."""
+    """How sure a difference is.
+
+    Certain: a trained value that the search told from all others, of slots that were verified, whose
+    loss against the target's own choice is settled beside what was read or run of an engine that runs.
+    """
     if so is None:
         return LIKELY if e.served is None or e.served.evidence.value != "inferred" else POSSIBLE
     if e.served is not None and e.served.evidence.value == "inferred":
+        return LIKELY
+    if how_trained(e, switch_of(kind) or kind) != MEASURED or not runs(e):
+        return LIKELY
+    cost = cost_of(e.trained, so, comparisons_of(e))
+    if not target_s_own(e.trained) or cost is None or cost.difference.low <= 0:
         return LIKELY
     if kind in (STATES, ORDER):
         by_state = {s.state: s.verdict for s in e.inspected.slots}
@@ -185,6 +317,11 @@ def confidence_of(e: Evidence, kind: str, so: Scored | None) -> str:
             return LIKELY
     signature = signature_of(so.conditional, e.trained.conditional)
     return LIKELY if speaks_against(kind, signature) else CERTAIN
+
+
+def target_s_own(scored: Scored) -> bool:
+    """Whether it was scored against the target's choices, its own or as stored; a text need not be."""
+    return scored.truth != Truth.next_token.value
 
 
 def not_served(e: Evidence) -> Cause:
@@ -207,25 +344,29 @@ def not_served(e: Evidence) -> Cause:
         cost=None,
         fixes=((starts,) if e.served.to_start else ()) + fixes_of(e, STATES),
         confidence=POSSIBLE if inferred else LIKELY,
-        evidence=f"trained: {MEASURED}; served: {e.served.evidence.value}",
+        evidence=f"trained: {how_trained(e, STATES)}; served: {e.served.evidence.value}",
     )
 
 
 def stopped_by(served: ServedWiring, trained: Wiring) -> str:
-    """What keeps an engine from starting: its states, or the switch that it has no place for."""
-    others = [name for name in served.because if name != STATES]
-    if served.states == trained.states() and others:
-        return kind_of(others[0])
-    return STATES
+    """What keeps an engine from starting: its states, a part that it has no place for, or else."""
+    if served.states is None or len(served.states) != len(trained.layers):
+        return STATES
+    first = served.problems[0] if served.problems else ""
+    refused = (kind_of(switch) for words, switch in REFUSED.items() if words in first)
+    return next(refused, NOT_SERVED)
 
 
 def by_cost(causes: list[Cause]) -> list[Cause]:
-    """The most costly first; states whose cost cannot be measured before all, others behind."""
+    """The most costly first; before all what keeps an engine from starting, and states whose cost cannot
+    be measured; others without a cost behind.
+    """
 
     def key(cause: Cause) -> float:
         if cause.cost is not None:
             return -cause.cost.difference.value
-        return float("-inf") if cause.kind in (STATES, ORDER) else float("inf")
+        first = (NOT_SERVED, STATES, ORDER)
+        return float("-inf") if cause.kind in first else float("inf")
 
     return sorted(causes, key=key)
 
@@ -233,20 +374,14 @@ def by_cost(causes: list[Cause]) -> list[Cause]:
 def mended_causes(e: Evidence) -> Iterator[Cause]:
     """Tables of the checkpoint that had to be made again before anything could be measured."""
     for mended in e.mended:
+        settled = matters(e.trained, mended.as_it_is, comparisons_of(e))
         yield Cause(
             kind=mended.kind,
             what=f"trained with {mended.trained}; the file has {mended.served}",
             trained=mended.trained,
             served=mended.served,
             cost=cost_of(e.trained, mended.as_it_is, comparisons_of(e)),
-            fixes=(
-                Fix(
-                    engine="the checkpoint's file",
-                    possible=True,
-                    lines=mended.lines,
-                    evidence=MEASURED,
-                ),
-            ),
-            confidence=CERTAIN,
+            fixes=(of_table(),),
+            confidence=CERTAIN if settled and target_s_own(e.trained) else LIKELY,
             evidence=MEASURED,
         )

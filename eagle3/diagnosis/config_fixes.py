@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from eagle3.diagnosis import rewrites
 from eagle3.diagnosis.fix import CODE, Case, Fix
-from eagle3.diagnosis.patched_config import no_window, set_rope, set_switch
+from eagle3.diagnosis.patched_config import no_window, set_rope, set_switch, switch_off
 from eagle3.doctor.rope import ATTN_FACTOR, attention_factor
 from eagle3.doctor.subject import Engine
 from eagle3.doctor.switches import at, ways_out
 from eagle3.form import Rope
 from eagle3.wiring import FcInput, Feedback, Parts, Residual, RopeChoice, Window, chosen_rope
 
+SGLANG_WINDOW = "models/llama_eagle3.py"
 TARGET_LINES = "rope_theta and rope_scaling as they stand in the target's config.json"
 
 
@@ -43,19 +44,28 @@ def of_feedback(case: Case) -> tuple[Fix, ...]:
 
 def of_fc_input(case: Case) -> tuple[Fix, ...]:
     """The norms in front of fc."""
-    wanted = case.trained.fc_input
+    wanted, form, serving = case.trained.fc_input, case.form, case.serving
     if wanted is FcInput.raw:
-        whole = case.form.norm_before_fc.value
-        name = "norm_before_fc" if whole else "fc_norm"
-        tensors = "input_norm[.]weight" if whole else r"fc_norm[.]\d+[.]weight|aux_norm_.*"
-        return switched(case, name, False, tensors)
-    return switched(case, "norm_before_fc" if wanted is FcInput.whole else "fc_norm", True)
+        name = "norm_before_fc" if form.norm_before_fc.value else "fc_norm"
+        return switched(case, name, False, rewrites.FC_NORMS[name])
+    names = ("norm_before_fc", "fc_norm")
+    name, other = names if wanted is FcInput.whole else reversed(names)
+    if serving is None or not getattr(serving, name).honoured:
+        return switched(case, name, True)
+    edit = case.edit()
+    set_switch(edit, name, getattr(serving, name), True)
+    switch_off(edit, other)  # engines and readers refuse both
+    snippet = None
+    if not getattr(form, name).value:
+        snippet = rewrites.norm_of_ones(name, form.num_aux.value)
+    return (case.edited(edit, snippet=snippet),)
 
 
 def of_biases(case: Case) -> tuple[Fix, ...]:
     """The biases of the attention's projections."""
-    on = case.trained.biases is Parts.declared
-    return switched(case, "attention_bias", on, r".*[.]self_attn[.]._proj[.]bias")
+    if case.trained.biases is Parts.dropped:
+        return (case.rewritten(rewrites.no_biases()),)  # o's stay, so the switch stays on
+    return switched(case, "attention_bias", True)
 
 
 def of_qk_norm(case: Case) -> tuple[Fix, ...]:
@@ -65,6 +75,8 @@ def of_qk_norm(case: Case) -> tuple[Fix, ...]:
     gone = rewrites.without(r".*[.]self_attn[.][qk]_norm[.]weight", "the norms on q and k")
     edit = case.edit()
     edit.put(f"{edit.layer}model_type", "llama")
+    if any("qwen3" in str(name).lower() for name in at(edit.config, "architectures") or ()):
+        edit.put("architectures", ["LlamaForCausalLMEagle3"])
     return (case.edited(edit, snippet=gone),)
 
 
@@ -94,13 +106,15 @@ def factor_written(case: Case, own: Rope) -> tuple[Fix, ...]:
     spelled = [edit.layer + key for key in ("rope_scaling", "rope_parameters")]
     factor = float(f"{attention_factor(own) / attention_factor(bare):.4g}")
     edit.put(f"{next(p for p in spelled if at(edit.config, p))}.{ATTN_FACTOR}", factor)
-    needs = f"a copy of config.json for that release alone; or, without it, {newer}"
-    return (case.edited(edit, needs=needs),)
+    needs = "a copy of config.json for that release alone"
+    return (case.edited(edit, needs=needs, note=f"or, without it, {newer}"),)
 
 
 def of_window(case: Case) -> tuple[Fix, ...]:
     """A flag in SGLang, the config elsewhere."""
     widths = set(case.form.windows.value)
+    if case.trained.window is Window.none and case.name == "sglang":
+        return (case.fix("leave out --speculative-draft-window-size", source=SGLANG_WINDOW),)
     if case.trained.window is Window.none:
         edit = case.edit()
         no_window(edit, case.form.num_layers.value)
@@ -117,6 +131,7 @@ def of_window(case: Case) -> tuple[Fix, ...]:
     return (
         case.fix(
             f"--speculative-draft-window-size {widths.pop()}",
-            source="models/llama_eagle3.py; it sees one token more than training did",
+            source=SGLANG_WINDOW,
+            note="it sees one token more than training did",
         ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from eagle3.conventions import KEY, RULES, Rule
-from eagle3.diagnosis.fix import Fix
+from eagle3.diagnosis.fix import Fix, needed
 from eagle3.doctor.findings import in_words
 from eagle3.doctor.switches import line
 from eagle3.engines import Written, ids_to_write, plain_class
@@ -101,12 +101,21 @@ def fix_of(words: str, written: Written, rule: Rule, states: Sequence[int]) -> F
     """What to write there, or why it cannot be written."""
     evidence, source = rule.evidence.value, rule.source
     if not written.possible:
-        patch = f"{rule.patch}, " if rule.patch else ""
+        told = needed(rule.patch)
+        patch = f"{told['needs']}, " if rule.patch else ""
         left = (
             f"{in_words(sorted(states))}: {written.why}; {patch}another engine, or training again"
         )
-        return Fix(engine=words, possible=False, left=left, evidence=evidence, source=source)
+        return Fix(
+            engine=words,
+            possible=False,
+            left=left,
+            note=told["note"],
+            evidence=evidence,
+            source=source,
+        )
     order = (CHUNKS,) if list(states) != sorted(states) else ()
+    told = needed(written.needs)
     if written.ids is None:
         lines: tuple[str, ...] = (f"nothing: {written.why}",)
     elif rule.setting is not None:
@@ -115,12 +124,13 @@ def fix_of(words: str, written: Written, rule: Rule, states: Sequence[int]) -> F
         place = rule.places[0].path
         lines = (line(place, list(written.ids)),)
         if place == KEY and rule.other_runner is not None:
-            lines += (NEW_RUNNER,)
+            told["note"] = "; ".join(filter(None, (NEW_RUNNER, told["note"])))
     return Fix(
         engine=words,
         possible=True,
         lines=(*lines, *order),
-        needs=written.needs,
+        needs=told["needs"],
+        note=told["note"],
         evidence=evidence,
         source=source,
     )

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from eagle3.doctor.findings import Finding
 from eagle3.doctor.subject import EngineAsked
 from eagle3.form import DrafterForm, Rope
-from eagle3.metrics import Count, Difference, Rate, Truth, paired_difference, rate
+from eagle3.metrics import Count, Difference, Rate, Truth, rate
+from eagle3.search.bounds import rate_difference
 from eagle3.search.search import Searched
 from eagle3.served import ServedWiring
 from eagle3.wiring import Wiring
+
+NOTHING = Count(0, 0)
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,15 @@ class Scored:
         return Rate(**{**made.plain(), "truth": self.truth})
 
     def minus(self, other: Scored, name: str, *, comparisons: int) -> Difference:
-        """This one's rate less another's on the same texts, paired."""
-        return paired_difference(
-            [text[name] for text in self.counts],
-            [text[name] for text in other.counts],
+        """This one's rate less another's on the same texts, paired, as the search judges differences.
+
+        On fewer than two texts, and where nothing was counted of one of the two, it may be any.
+        """
+        return rate_difference(
+            [text.get(name, NOTHING) for text in self.counts],
+            [text.get(name, NOTHING) for text in other.counts],
             comparisons=comparisons,
-            seed=self.seed,
+            most=float(self.steps) if name.startswith("accept_length") else 1.0,
         )
 
 
@@ -137,6 +143,23 @@ class Inspected:
     shift: int = 0  # row t of the states belongs to position t + shift
     as_declared: Scored | None = None  # the trained wiring with the states taken as declared
 
+    def labelled(self, states: Sequence[int]) -> tuple[int, ...]:
+        """What the data's labels call these states: found, as declared; others stay."""
+        called = {s.state: s.declared for s in self.slots if s.state is not None}
+        named = [called.get(k, k) for k in states]
+        return tuple(k if name is None else name for k, name in zip(states, named, strict=True))
+
+    def is_end(self, slot: int | None, num_layers: int) -> bool:
+        """Whether a slot is the target's last state, found or declared and by nothing contradicted."""
+        if slot is None or slot >= len(self.slots):
+            return False
+        seen = self.slots[slot]
+        return seen.state == num_layers and (seen.verdict != "contradicted" or bool(seen.found))
+
+    def verified_end(self, num_layers: int) -> bool:
+        """Whether a slot was measured to be the target's last state."""
+        return any(num_layers in slot.found for slot in self.slots)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mended:
@@ -145,7 +168,6 @@ class Mended:
     kind: str  # d2t
     trained: str
     served: str
-    lines: tuple[str, ...]  # how to mend the file
     as_it_is: Scored
 
 
@@ -182,10 +204,30 @@ class Evidence:
     longest: int  # positions of the longest text
     stored: tuple[int, ...]  # canonical states that the data holds, verified ones by what they are
     notes: tuple[str, ...] = ()
+    # How often the text goes on with the target's own choice; None: that is not known.
+    follows: Rate | None = None
+    # As served with the states alone mended, by the kind that this is; None: there is nothing else.
+    states_alone: tuple[str, Scored] | None = None
 
     @property
     def wrong(self) -> Wiring:
         """What the trained wiring is held against: the engine's, else the declared one."""
-        if self.served is not None and self.served.wiring is not None:
-            return self.served.wiring
-        return self.declared
+        return held_against(self.served, self.declared, self.trained.wiring).resolved(self.form)
+
+
+def held_against(served: ServedWiring | None, declared: Wiring, trained: Wiring) -> Wiring:
+    """What a trained wiring is held against: the engine's, else the declared one.
+
+    Of an engine that does not start, what it would run, with the trained states where it is not known
+    which it would feed, or where they are what stops it: why it does not start is one fault, what else
+    it has otherwise are others. So `measure.alone` is asked for it as well.
+    """
+    if served is None:
+        return declared
+    if served.wiring is not None:
+        return served.wiring
+    if served.run is None:
+        return trained
+    if served.states is not None and len(served.states) == len(trained.layers):
+        return served.run
+    return replace(served.run, layers=trained.layers, convention=trained.convention)

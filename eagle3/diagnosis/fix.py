@@ -9,6 +9,7 @@ from typing import Any
 
 from eagle3.conventions import Evidence, Rule
 from eagle3.diagnosis.patched_config import Edit
+from eagle3.diagnosis.rewrites import program_lines
 from eagle3.doctor.report import architecture_of
 from eagle3.doctor.subject import EngineAsked
 from eagle3.engines import rule_for
@@ -19,6 +20,7 @@ from eagle3.served_switches import plain_drafter
 from eagle3.serving import Serving, serving_for
 from eagle3.wiring import Wiring
 
+FLAT_COPY = "the flat copy of config.json"
 EVERY, TRAINING = "every engine", "training"
 CODE = "no line of config.json changes it; look into the engine's code"
 
@@ -29,13 +31,19 @@ class Fix:
 
     engine: str  # in words: whom the lines are for
     possible: bool
-    lines: tuple[str, ...] = ()  # of config.json, flags, or of a python program over the checkpoint
-    config: Mapping[str, Any] | None = None  # config.json as it should be, whole; None: unchanged
-    needs: str | None = None  # what has to be done besides: a patch of the engine
+    # What to write, the shortest exact line first: of config.json (what to change and what to remove,
+    # never the whole), flags, or what a program does, in one line, and then the program.
+    lines: tuple[str, ...] = ()
+    # config.json with this fix alone, None: unchanged. The one to write is `fixes.patched_config`'s.
+    config: Mapping[str, Any] | None = None
+    needs: str | None = None  # what has to be done besides, in a few words: a patch of the engine
+    note: str | None = None  # how that works, and what else is worth a word
     left: str | None = None  # where it is not possible: a patch, another engine, retraining
     evidence: str  # run, read or inferred
     source: str = ""  # what was read
-    snippet: str | None = None  # the python program that `lines` ends with, whole
+    snippet: str | None = (
+        None  # the python program over the checkpoint's files, the last of `lines`
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,21 +87,25 @@ class Case:
         except BadInput:
             return None
 
+    @property
+    def known(self) -> tuple[str, str]:
+        """How it is known what the engine does, and from where: the ground of every fix for it."""
+        row = self.serving or self.rule
+        if row is None:
+            return Evidence.read.value, "the rows of every engine; llama.cpp's is inferred"
+        return row.evidence.value, row.source
+
     def edit(self) -> Edit:
         """The config to be changed, of a layout that the engine loads."""
         return Edit(self.config, self.name, self.form)
 
     def fix(self, *lines: str, snippet: str | None = None, **more: Any) -> Fix:
         """A fix by what the engine does with a drafter."""
-        serving = self.serving
-        known = {
-            "engine": self.words,
-            "possible": True,
-            "evidence": serving.evidence.value if serving is not None else Evidence.read.value,
-            "source": serving.source if serving is not None else "",
-        }
-        lines = (*lines, *(snippet or "").splitlines())
-        return Fix(**{**known, "lines": lines, "snippet": snippet, **more})
+        evidence, source = self.known
+        known = {"engine": self.words, "possible": True, "evidence": evidence, "source": source}
+        return Fix(
+            **{**known, "lines": (*lines, *program_lines(snippet)), "snippet": snippet, **more}
+        )
 
     def rewritten(self, snippet: str) -> Fix:
         """A program over the tensors; the layout of other engines' tensors is the same."""
@@ -107,6 +119,16 @@ class Case:
         """A changed config.json."""
         done = edit.done()
         lines = done.lines
-        if done.config is None and more.get("snippet") is None:
+        if not lines and more.get("snippet") is None:
             lines = ("nothing: config.json says so already, where this engine looks",)
+            if edit.flattened:
+                lines = ("nothing besides: the flat copy of config.json says so",)
+        if edit.flattened:  # which is said once, by `fixes.flat_copy`
+            more["needs"] = " and ".join(filter(None, (more.get("needs"), FLAT_COPY)))
         return self.fix(*lines, config=done.config, **more)
+
+
+def needed(patch: str | None) -> dict[str, str | None]:
+    """A patch of an engine by its short name, and how it works."""
+    name, _, how = (patch or "").partition(": ")
+    return {"needs": name or None, "note": how or None}

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from eagle3.conventions import Evidence, Rule
+from eagle3.conventions import Rule
 from eagle3.diagnosis import config_fixes, rewrites, tensor_fixes
 from eagle3.diagnosis.elsewhere import elsewhere
-from eagle3.diagnosis.fix import TRAINING, Case, Fix
+from eagle3.diagnosis.fix import Case, Fix, needed
 from eagle3.diagnosis.patched_config import write_ids
 from eagle3.doctor.findings import in_words, listed
 from eagle3.doctor.subject import EngineAsked
@@ -22,9 +22,10 @@ from eagle3.engines import ids_to_write
 from eagle3.errors import BadInput
 from eagle3.form import DrafterForm, Rope
 from eagle3.served import ServedWiring, dated
+from eagle3.served_switches import ENGINE_NAMES, KNOWS_NESTED, is_nested
 from eagle3.wiring import Token, Wiring
 
-__all__ = ["Fix", "elsewhere", "fixes_for", "patched_config"]
+__all__ = ["MAKERS", "Fix", "elsewhere", "fixes_for", "flat_copy", "patched_config"]
 
 
 def fixes_for(
@@ -43,11 +44,12 @@ def fixes_for(
 
     `trained` is resolved by the form; `stored` are the canonical states that the data holds. Without an
     engine only what holds for every one is said. A config that is to be mended in several ways is
-    handed from one kind's fix to the next. Raises BadInput for a kind that there is not, and as
+    handed from one kind's fix to the next. Raises BadInput for what is no kind of wiring (what to do
+    about the others is said where they are found, in `eagle3.diagnosis.beyond`), and as
     `eagle3.served.served_wiring` does.
     """
     if kind not in MAKERS:
-        raise BadInput(f"there is no kind of cause '{kind}'; known are {', '.join(MAKERS)}")
+        raise BadInput(f"there is no kind of wiring '{kind}'; known are {', '.join(MAKERS)}")
     case = Case(
         trained=trained,
         served=served,
@@ -69,12 +71,54 @@ def patched_config(
     config: Mapping[str, Any],
     **asked: Any,
 ) -> Mapping[str, Any] | None:
-    """config.json with the first possible fix of each kind; None where none of them changes it."""
-    now = config
+    """The config.json to write, whole: with the first possible fix of each kind, in one layout.
+
+    In a layout that the engine does not load it is that of the flat copy (`flat_copy`). None where
+    nothing changes it.
+    """
+    copied = flat_copy(config, form=asked["form"], asked=asked["asked"])
+    now = config if copied is None or copied.config is None else copied.config
     for kind in kinds:
         fixes = fixes_for(kind, trained, served, config=now, **asked)
         now = next((fix.config for fix in fixes if fix.possible and fix.config is not None), now)
     return None if now is config else now
+
+
+def flat_copy(
+    config: Mapping[str, Any], *, form: DrafterForm, asked: EngineAsked | None
+) -> Fix | None:
+    """The step that comes before all others where the engine does not load this layout, else None.
+
+    The other fixes then are changes of that copy, and `patched_config` is it with all of them.
+    """
+    if asked is None or not is_nested(config) or asked.name in KNOWS_NESTED:
+        return None
+    case = Case(
+        trained=Wiring.of_states(()),
+        served=None,
+        form=form,
+        config=config,
+        asked=dated(asked),
+        num_layers=0,
+        stored=(),
+        target_rope=None,
+    )
+    return case.fix(
+        "copy the drafter, with the whole config.json below: the flat layout",
+        config=case.edit().config,
+        note="; ".join(copy_notes(asked.name, form)),
+    )
+
+
+def copy_notes(engine: str, form: DrafterForm) -> list[str]:
+    """Why there has to be a flat copy, and what of a drafter it does not hold."""
+    notes = [f"{ENGINE_NAMES[engine]} does not load speculators' layout"]
+    widths = sorted({width for width in form.windows.value if width is not None})
+    if widths and engine == "sglang":
+        notes.append(f"its window is a flag: --speculative-draft-window-size {widths[0]}")
+    elif widths:
+        notes.append("the flat layout has no sliding window, which this drafter was trained with")
+    return notes
 
 
 # The states and their order.
@@ -85,20 +129,22 @@ def of_states(case: Case) -> tuple[Fix, ...]:
     rule, wanted = case.rule, case.trained.states()
     if rule is None:
         return ()
-    known = {"evidence": rule.evidence.value, "source": rule.source}
+    known: dict[str, Any] = {"evidence": rule.evidence.value, "source": rule.source}
     chunks = rewrites.ascending_chunks(wanted) if list(wanted) != sorted(wanted) else None
     written = ids_to_write(rule, sorted(wanted), case.num_layers)
     if not written.possible:
-        patch = [f"the state can be had there with {rule.patch}"] if rule.patch else []
+        patch = needed(rule.patch)
+        ways = [f"the state can be had there with {patch['needs']}"] if rule.patch else []
         return (
             case.fix(
                 possible=False,
                 left=f"{in_words(sorted(wanted))} cannot be fed there: {written.why}; "
-                + "; or ".join([*patch, "serve it with another engine", trained_again(case, rule)]),
+                + "; or ".join([*ways, "serve it with another engine", trained_again(case, rule)]),
+                note=patch["note"],
                 **known,
             ),
         )
-    more = {"needs": written.needs, "snippet": chunks, **known}
+    more = {**needed(written.needs), "snippet": chunks, **known}
     if written.ids is None:
         return (case.fix(f"nothing: {written.why}", **more),)
     if rule.setting is not None:
@@ -116,7 +162,12 @@ def of_order(case: Case) -> tuple[Fix, ...]:
         chunks = rewrites.ascending_chunks(wanted)
         fed = case.served.states if case.served is not None else None
         if case.rule is None or fed == tuple(sorted(wanted)):
-            return (case.rewritten(chunks),)
+            known = (
+                {"evidence": case.rule.evidence.value, "source": case.rule.source}
+                if case.rule
+                else {}
+            )
+            return (case.fix(snippet=chunks, **known),)
     return of_states(case)
 
 
@@ -163,38 +214,6 @@ def of_positions(case: Case) -> tuple[Fix, ...]:
     )
 
 
-def of_teacher(case: Case) -> tuple[Fix, ...]:
-    """Another training, on the target's own choices."""
-    last = case.num_layers
-    if last in case.stored:
-        how = (
-            f"train again with state {last} of the data, behind the final norm and the head, as the "
-            "teacher"
-        )
-    else:
-        how = (
-            f"train again with the target's own choices: the data holds {in_words(case.stored)}, not "
-            f"state {last}, so capture it behind the others as the last slot (job=capture_states), "
-            "or run the target over the texts for its tokens"
-        )
-    return (Fix(engine=TRAINING, possible=True, lines=(how,), evidence=Evidence.inferred.value),)
-
-
-def said(engine: str, *lines: str) -> Callable[[Case], tuple[Fix, ...]]:
-    """Fixes that do not depend on the engine."""
-
-    def make(_case: Case) -> tuple[Fix, ...]:
-        return (Fix(engine=engine, possible=True, lines=lines, evidence=Evidence.inferred.value),)
-
-    return make
-
-
-def unknown(case: Case) -> tuple[Fix, ...]:
-    """Nothing is known that would mend it."""
-    left = "look outside the wiring: other data or texts, the engine's build, the target's weights"
-    return (Fix(engine=case.words, possible=False, left=left, evidence=Evidence.inferred.value),)
-
-
 MAKERS: dict[str, Callable[[Case], tuple[Fix, ...]]] = {
     "states": of_states,
     "order": of_order,
@@ -216,29 +235,4 @@ MAKERS: dict[str, Callable[[Case], tuple[Fix, ...]]] = {
     "deeper-norm": tensor_fixes.of_deeper_norm,
     "biases": config_fixes.of_biases,
     "qk-norm": config_fixes.of_qk_norm,
-    "teacher": of_teacher,
-    "slots": said(
-        "data",
-        "declare the slots as they are: states=[…] in the file's order, or the same in capture.json",
-        "or capture them again (job=capture_states), and train on what they then are",
-    ),
-    "coverage": said(
-        "data",
-        "choose the draft vocabulary from the target's own answers to prompts like those served",
-        "or make it larger (draft_vocab_size), and train again: the head and d2t change with it",
-    ),
-    "under-trained": said(
-        TRAINING,
-        "train on more of the target's own answers, and longer; the wiring needs no change",
-    ),
-    "engine-state": said(
-        "engine",
-        "serve it with one request at a time, without prefix caching, CUDA graphs and overlap, and "
-        "measure again: what comes back with one of them is where it is lost",
-    ),
-    "measurement": said(
-        "measurement",
-        "compare accept lengths with the bonus token on both sides, over the same texts, in chains",
-    ),
-    "unknown": unknown,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from eagle3.wiring import SWITCHES
 
 STATES, ORDER = "states", "order"
+NOT_SERVED = "not-served"
 
 # A wiring cause is named as its switch; `states` splits into which states and which order.
 WIRING: dict[str, str] = {
@@ -30,6 +31,7 @@ WIRING: dict[str, str] = {
     "qk-norm": "the norms on q and k are lost",
 }
 OTHERS: dict[str, str] = {
+    NOT_SERVED: "the engine does not start with this drafter, or does not load what the file holds",
     "teacher": "the drafter was trained on another teacher than the target",
     "slots": "the data's slots do not hold what is declared",
     "coverage": "the draft vocabulary lacks many of the target's tokens",

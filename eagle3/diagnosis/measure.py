@@ -10,19 +10,15 @@ from itertools import chain
 import torch
 
 from eagle3.checkpoint import DrafterCheckpoint
-from eagle3.diagnosis.causes import kinds_between, with_part_of
+from eagle3.diagnosis.causes import kinds_between, no_cost, with_part_of
 from eagle3.diagnosis.evidence import Health, Mended, Part, Scored
 from eagle3.errors import BadInput
-from eagle3.metrics import Count, Rate, Truth, paired_difference, rate
+from eagle3.metrics import Count, Rate, Truth, rate
 from eagle3.model import Drafter
+from eagle3.search.bounds import rate_difference
 from eagle3.search.score import Scorer
 from eagle3.search.texts import Text
 from eagle3.wiring import Wiring
-
-MENDED_LINES = (
-    "ids = torch.arange(len(t2d))[t2d.bool()]",
-    "d2t = ids - torch.arange(len(ids))  # int64",
-)
 
 
 def scored(scorer: Scorer, wiring: Wiring, teacher: str, seed: int) -> Scored:
@@ -47,7 +43,10 @@ def lacking(texts: Sequence[Text], wiring: Wiring) -> str | None:
 def alone(
     scorer: Scorer, trained: Wiring, wrong: Wiring, truth: str, seed: int
 ) -> tuple[dict[str, Scored], dict[str, str]]:
-    """Each difference put into the trained wiring alone, and why some cannot be scored."""
+    """Each difference put into the trained wiring alone, and why some cannot be scored.
+
+    `wrong` is evidence.held_against's, also of an engine that does not start.
+    """
     found: dict[str, Scored] = {}
     why: dict[str, str] = {}
     for kind in kinds_between(trained, wrong):
@@ -63,23 +62,10 @@ def alone(
     return found, why
 
 
-def ladder(
-    scorer: Scorer,
-    trained: Scored,
-    served: Scored,
-    kinds: Sequence[str],
-) -> tuple[tuple[str, Scored], ...]:
-    """Accept length behind the first mended difference, the first two, …; the last is as trained."""
-    steps: list[tuple[str, Scored]] = []
-    wiring = served.wiring
-    for place, kind in enumerate(kinds):
-        wiring = with_part_of(wiring, trained.wiring, kind)
-        last = place == len(kinds) - 1
-        if last and wiring == trained.wiring:
-            steps.append((kind, trained))
-        else:
-            steps.append((kind, scored(scorer, wiring, trained.truth, trained.seed)))
-    return tuple(steps)
+def uncounted(trained: Scored, found: Mapping[str, Scored]) -> dict[str, str]:
+    """Why some differences that were scored have no cost in accept length."""
+    reasons = {kind: no_cost(trained, so) for kind, so in found.items()}
+    return {kind: why for kind, why in reasons.items() if why is not None}
 
 
 def bigram_accuracy(texts: Sequence[Text], truth: str) -> float:
@@ -135,7 +121,7 @@ def part(
 ) -> Part:
     """A part with what is lost without it."""
     with_it, without = (plain_rate(c, seed) for c in (whole, counts))
-    worth = paired_difference(whole, counts, comparisons=comparisons, seed=seed)
+    worth = rate_difference(whole, counts, comparisons=comparisons)
     share = worth.value / with_it.value if with_it.value else 0.0
     return Part(name=name, single=single, without=without, worth=worth, share=share)
 
@@ -207,12 +193,20 @@ def mended_table(checkpoint: DrafterCheckpoint) -> DrafterCheckpoint | None:
     return with_tensors(checkpoint, {**drafter.state_dict(), "d2t": offsets})
 
 
+def is_wrong_table(checkpoint: DrafterCheckpoint) -> bool:
+    """Whether no reading of d2t names the tokens of t2d, each once, in whatever order."""
+    drafter = checkpoint.drafter
+    named = drafter.t2d.nonzero().flatten()
+    absolute = drafter.d2t.long()
+    offset = absolute + torch.arange(len(absolute), device=absolute.device)
+    return not any(torch.equal(ids.sort().values, named) for ids in (offset, absolute))
+
+
 def mended(as_it_is: Scored) -> Mended:
     """The table as a cause."""
     return Mended(
         kind="d2t",
         trained="d2t as t2d names the tokens, in ascending order",
         served="a d2t that names other tokens",
-        lines=MENDED_LINES,
         as_it_is=as_it_is,
     )

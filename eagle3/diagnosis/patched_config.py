@@ -6,7 +6,6 @@ Every function returns a new config in which only the keys that it is about are 
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +15,12 @@ from eagle3.doctor.flat import flat_config
 from eagle3.doctor.subject import LAYER
 from eagle3.doctor.switches import at, line, removal
 from eagle3.form import DrafterForm, Rope
+from eagle3.served import SPECULATORS_KEYS
 from eagle3.served_switches import KNOWS_NESTED, is_nested, plain_drafter
 from eagle3.serving import Switch
 
 COUNT = "num_aux_hidden_states"
 POST_NORM = "eagle_config.return_hidden_post_norm"
-WHOLE = "write this, and nothing else, as config.json of a copy:"
 LENGTH = "max_position_embeddings"  # of dynamic scaling, which reads it from outside its block
 
 
@@ -78,9 +77,7 @@ class Edit:
         return f"{LAYER}." if self.nested else ""
 
     def done(self) -> Edited:
-        """What came of it; a config of another layout is said whole."""
-        if self.flattened:
-            return Edited(self.config, (*self.lines, WHOLE, json.dumps(self.config)))
+        """What came of it; that a flat copy is needed is a fix of its own."""
         if self.config == self.before:
             return Edited(None, ())
         return Edited(self.config, tuple(self.lines))
@@ -100,14 +97,30 @@ def write_ids(edit: Edit, place: str, ids: Sequence[int], counts: Sequence[str])
 
 def set_switch(edit: Edit, name: str, switch: Switch, value: bool) -> None:
     """A switch, wherever the engine reads it: in each place that has it, else in one."""
-    places = [path for path in switch.places if not edit.nested or "." not in path]
+    if edit.nested:
+        # What vLLM does not take from the top level is the decoder layer's.
+        places = [
+            path if path in SPECULATORS_KEYS else edit.layer + path
+            for path in switch.places
+            if "." not in path
+        ]
+    else:
+        places = list(switch.places)
     there = [path for path in places if at(edit.config, path) is not None]
-    plain = [path for path in places if "." not in path and path != "norm_output"]
+    plain = [path for path in places if "eagle_config" not in path and path != "norm_output"]
     if name == "feedback_normed" and not edit.nested:
         set_feedback(edit, places, value)
         return
     for path in there or [*plain, *places][:1]:
         edit.put(path, value)
+
+
+def switch_off(edit: Edit, name: str) -> None:
+    """A norm in front of fc, wherever anybody reads it."""
+    names = (name, "use_aux_norm") if name == "fc_norm" else (name,)
+    for path in (p for n in names for p in (n, f"eagle_config.{n}")):
+        if at(edit.config, path):
+            edit.put(path, False)
 
 
 def set_feedback(edit: Edit, places: Sequence[str], value: bool) -> None:

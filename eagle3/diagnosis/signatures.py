@@ -18,6 +18,7 @@ SAME = 0.95  # a step keeps at least this share of what it has as trained: it is
 LOST = 0.85  # below this share of what it has as trained, a step is hit
 RECOVERS = 0.15  # by which the share grows behind the first step
 NOTHING = 0.15  # a rate that is little more than chance hits and copies
+LEVEL = 0.7  # of the first step's rate: no later step of a level curve has less
 FALLS = 0.6  # of the first step's rate: less at the second is a collapse
 
 DEAD = "flat and low"
@@ -102,6 +103,20 @@ def named(so: Sequence[float], best: Sequence[float]) -> str:
 def collapses(curve: Sequence[float]) -> bool:
     """Whether the second step falls far below the first, which is more than nothing."""
     return len(curve) > 1 and curve[0] >= NOTHING and curve[1] < FALLS * curve[0]
+
+
+def level(curve: Sequence[tuple[int, Rate]]) -> bool:
+    """Whether no later step, given that the ones before were right, falls clearly below the first."""
+    points = sorted(curve, key=lambda point: point[0])[: len(counted(curve))]
+    if not points:
+        return False
+    first = points[0][1].value
+    return all(rate.high >= LEVEL * first for _, rate in points[1:])
+
+
+def curve_words(curve: Sequence[tuple[int, Rate]]) -> str:
+    """'0.41, 0.44, 0.43', as far as steps can be counted."""
+    return ", ".join(f"{value:.2f}" for value in counted(curve))
 
 
 def speaks_against(kind: str, signature: Signature) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eagle3.conventions import Evidence
 from eagle3.diagnosis import rewrites
-from eagle3.diagnosis.fix import CODE, TRAINING, Case, Fix
+from eagle3.diagnosis.fix import CODE, EVERY, TRAINING, Case, Fix
 from eagle3.diagnosis.patched_config import COUNT
 from eagle3.doctor.switches import line
 from eagle3.wiring import (
@@ -27,11 +27,27 @@ DOUBLE_PATCH = (
 
 def of_d2t(case: Case) -> tuple[Fix, ...]:
     """The table as offsets, which every engine reads."""
-    if case.trained.d2t is D2T.offset:
-        if case.form.draft_vocab.value == case.form.vocab.value:
-            return (case.rewritten(rewrites.head_in_target_order()),)
+    whole = case.form.draft_vocab.value == case.form.vocab.value
+    reading = case.trained.d2t
+    unread = whole and (case.name == "vllm" or reading is D2T.offset)
+    if unread and reading is not D2T.identity:
+        return (case.rewritten(rewrites.head_in_target_order(reading.value)),)
+    if reading is D2T.offset:
         return (case.none("export the mapping that was trained with (vocab_mapping.pt) as d2t"),)
-    return (case.rewritten(rewrites.offsets(case.trained.d2t.value)),)
+    return (case.rewritten(rewrites.offsets(reading.value)),)
+
+
+def of_table() -> Fix:
+    """For a d2t that does not fit t2d, the program that makes it again."""
+    snippet = rewrites.table_of_mask()
+    return Fix(
+        engine=EVERY,
+        possible=True,
+        lines=rewrites.program_lines(snippet),
+        evidence=Evidence.read.value,
+        source="the rows of every engine, which read d2t as offsets",
+        snippet=snippet,
+    )
 
 
 def of_decoder_layer(case: Case) -> tuple[Fix, ...]:
@@ -92,7 +108,8 @@ def of_head(case: Case) -> tuple[Fix, ...]:
         edit = case.edit()
         edit.put("draft_vocab_size", case.form.draft_vocab.value)
         return (case.edited(edit),)
-    rows = case.rewritten(rewrites.head_of_target())
+    first = None if case.trained.d2t is D2T.offset else "the program for d2t, run before this one"
+    rows = case.fix(snippet=rewrites.head_of_target(), needs=first)
     if whole and case.name == "sglang":
         edit = case.edit()
         edit.put("draft_vocab_size", None)
@@ -131,8 +148,15 @@ def of_head_input(case: Case) -> tuple[Fix, ...]:
     return (
         case.fix(
             snippet=rewrites.ones_before_head(),
-            needs="greedy chains (topk 1): the tokens are those of training, their probabilities are "
-            "not, which trees and sampling go by",
+            needs="greedy chains (topk 1)",
+            note="the tokens are those of training, their probabilities, which trees and sampling go "
+            "by, are not",
         ),
-        Fix(engine=TRAINING, possible=True, lines=(again,), evidence=Evidence.read.value),
+        Fix(
+            engine=TRAINING,
+            possible=True,
+            lines=(again,),
+            evidence=Evidence.read.value,
+            source="specforge/modeling/draft/llama3_eagle.py",
+        ),
     )

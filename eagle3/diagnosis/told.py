@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from eagle3.diagnosis.kinds import KINDS
@@ -17,33 +18,64 @@ LINES, WIDTH = 12, 120
 SHOWN = 3  # causes among the first lines
 
 
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """How many lines the parts of the first lines may take."""
+
+    what: int
+    fix: int
+    ladder: int
+    sure: int
+
+
+# From generous to narrow: what a cause is gives way first, its fix and the figures last.
+ROOMS = (
+    Room(what=2, fix=2, ladder=2, sure=2),
+    Room(what=2, fix=2, ladder=1, sure=1),
+    Room(what=1, fix=2, ladder=1, sure=2),
+    Room(what=1, fix=2, ladder=1, sure=1),
+    Room(what=1, fix=1, ladder=2, sure=1),
+    Room(what=1, fix=1, ladder=1, sure=1),
+    Room(what=1, fix=1, ladder=0, sure=1),
+)
+
+
 def first_lines(d: Diagnosis) -> list[str]:
     """At most LINES lines of at most WIDTH columns: cause, fix, expected accept length, confidence."""
     if not d.causes:
-        head = wrapped(d.headline, lines=2)
+        head = wrapped(d.headline, lines=3)
         signature = wrapped(f"signature: {d.signature}", lines=2)
         return [*head, expected(d), *signature, short(f"confidence: {d.confidence}", WIDTH)]
-    tail = [expected(d), *wrapped(f"confidence: {d.confidence}", lines=2)]
-    room = LINES - len(tail)
+    lines: list[str] = []
+    for room in ROOMS:
+        lines = within(d, room)
+        if len(lines) <= LINES:
+            break
+    if d.doubts and len(lines) < LINES:
+        place = next(i for i, line in enumerate(lines) if line.startswith("expected"))
+        lines.insert(place, short(f"open: {d.doubts[0]}", WIDTH))
+    return lines
+
+
+def within(d: Diagnosis, room: Room) -> list[str]:
+    """The first lines, with so much room for each part."""
     lines: list[str] = []
     for number, cause in enumerate(d.causes[:SHOWN]):
-        block = cause_lines(cause, number, len(d.causes))
-        left = len(d.causes) - number - 1
-        if len(lines) + len(block) + (1 if left else 0) > room:
-            block = block[: room - len(lines) - (1 if left else 0)]
-        if not block:
-            break
-        lines += block
-    shown = sum(line[0].isdigit() for line in lines)
-    if shown < len(d.causes):
-        rest = ", ".join(c.kind for c in d.causes[shown:])
-        lines.append(short(f"and {len(d.causes) - shown} more below: {rest}", WIDTH))
-    return [*lines, *tail]
+        lines += cause_lines(cause, number, room)
+    if left := d.causes[SHOWN:]:
+        rest = ", ".join(cause.kind for cause in left)
+        lines.append(short(f"and {len(left)} more below: {rest}", WIDTH))
+    lines.append(expected(d))
+    if room.ladder:
+        lines += [
+            line for text in steps(d) for line in wrapped(text, lines=room.ladder, indent="   ")
+        ]
+    return [*lines, *wrapped(f"confidence: {d.confidence}", lines=room.sure)]
 
 
-def cause_lines(cause: Cause, number: int, causes: int) -> list[str]:
+def cause_lines(cause: Cause, number: int, room: Room) -> list[str]:
     """One cause: what, what it costs, what to do."""
-    lines = wrapped(f"{number + 1}. {cause.kind}: {cause.what}", lines=2 if causes < 3 else 1)
+    lines = wrapped(f"{number + 1}. {cause.kind}: {cause.what}", lines=room.what)
     if cause.cost is not None:
         cost = cause.cost
         lines.append(
@@ -57,32 +89,75 @@ def cause_lines(cause: Cause, number: int, causes: int) -> list[str]:
         )
     fix = next(iter(cause.fixes), None)
     if fix is not None:
-        lines += wrapped(f"fix: {fix_words(fix)}", lines=2 if causes < 3 else 1, indent="   ")
+        lines += wrapped(f"fix: {fix_words(fix)}", lines=room.fix, indent="   ")
     return lines
 
 
 def fix_words(fix: Fix) -> str:
-    """A fix in one line: what to write, or that it cannot be written and what is left."""
-    where = f"{fix.engine}: " if fix.engine else ""
+    """A fix in one line, the exact line first: what to write, or that it cannot be and what is left."""
     if not fix.possible:
         said = fix.left or "; ".join(fix.lines)
-        return f"{where}not expressible there; {said}" if fix.engine else "; ".join(fix.lines)
-    needs = f" (needs {fix.needs})" if fix.needs else ""
-    return f"{where}{'; '.join(fix.lines)}{needs} [{fix.evidence}]"
+        return f"no line there; {said} ({fix.engine})" if fix.engine else "; ".join(fix.lines)
+    whole = [line for line in fix.lines if "\n" not in line]
+    if not fix.engine:
+        return f"{'; '.join(whole)} [{fix.evidence}]"
+    first, rest = (whole[0], whole[1:]) if whole else ("run the program below", [])
+    more = f"; needs {fix.needs}" if fix.needs else ""
+    return "; ".join([f"{first} [{fix.evidence}] for {fix.engine}{more}", *rest])
+
+
+def written(d: Diagnosis) -> int:
+    """How many steps of the ladder are mended by lines that can be written."""
+    lines = {cause.kind for cause in d.causes if any(fix.possible for fix in cause.fixes)}
+    return sum(kind in lines for kind, _ in d.ladder)
 
 
 def expected(d: Diagnosis) -> str:
-    """Accept length as served, behind each fix, and with all of them."""
+    """Accept length as served, behind all fixes that can be written, and with everything mended."""
     served = d.accept_length_served
     how = "as declared" if d.served is None else "as served"
-    parts = [f"not measurable {how}" if served is None else f"{served.value:.2f} {how}"]
-    for place, (kind, rate) in enumerate(d.ladder):
-        last = place == len(d.ladder) - 1
-        behind = f"with {kind} mended" if place == 0 else f"{kind} too"
-        parts.append(f"{rate_words(rate) if last else f'{rate.value:.2f}'} {behind}")
-    if not d.ladder:
-        parts.append(f"{rate_words(d.accept_length_repaired)} as trained")
-    return short(f"expected accept length: {', then '.join(parts)}", WIDTH)
+    parts = [f"{served.value:.2f} {how}" if served is not None else f"not measurable {how}"]
+    if d.served is not None and d.served.wiring is None:
+        parts = ["it does not start"]
+    if d.causes and d.ladder:
+        mended = written(d)
+        last = d.ladder[-1][1]
+        if mended == len(d.ladder):
+            parts.append(f"{rate_words(last)} after all fixes")
+        else:
+            if mended:
+                parts.append(f"{d.ladder[mended - 1][1].value:.2f} by lines alone")
+            left = " and ".join(kind for kind, _ in d.ladder[mended:])
+            mended_too = f"{left} too" if mended else f"{left} mended"
+            parts.append(f"{rate_words(last)} with {mended_too} (not by lines)")
+    elif d.accept_length_served is None and d.served is not None:
+        # What an engine that does not run it gives once it does is not known.
+        parts.append(f"{rate_words(d.accept_length_repaired)} if it ran it as trained")
+    else:
+        ended = "as the search ended" if d.verdict == "undecided" else "as trained"
+        parts.append(f"{rate_words(d.accept_length_repaired)} {ended}")
+    return short(f"expected accept length: {' → '.join(parts)}", WIDTH)
+
+
+def steps(d: Diagnosis) -> list[str]:
+    """The ladder, where it has more than one step, and that mending the states alone leaves it slow."""
+    said = [slow(d)] if slow(d) else []
+    rungs = [
+        f"{rate.value:.2f} with {kind}{' too' if place else ''}"
+        for place, (kind, rate) in enumerate(d.ladder)
+    ]
+    if len(rungs) > 1:
+        said.append(f"one after the other: {', '.join(rungs)}")
+    return ["; ".join(said)] if said else []
+
+
+def slow(d: Diagnosis) -> str:
+    """That serving stays slow behind the fix that everybody looks for; '' where it does not."""
+    if d.states_alone is None:
+        return ""
+    kind, alone = d.states_alone
+    length = f"the accept length is {alone.value:.2f}"
+    return f"with {kind} alone mended {length}: serving stays slow [inferred]"
 
 
 def wrapped(text: str, *, lines: int, indent: str = "") -> list[str]:
@@ -118,6 +193,8 @@ def below(d: Diagnosis) -> Iterator[str]:
     for place, (kind, rate) in enumerate(d.ladder):
         yield f"- with {kind} mended{' too' if place else ''}: {rate_words(rate)}"
     yield f"- as trained: {rate_words(d.accept_length_repaired)}"
+    if slow(d):
+        yield f"- {slow(d)}"
     yield f"- by step: {d.signature}"
     yield ""
     yield "## As trained and as served"
@@ -180,6 +257,8 @@ def whole_fix(fix: Fix) -> Iterator[str]:
             yield f"  - `{line}`" if fix.engine else f"  - {line}"
     if fix.needs:
         yield f"  - needs {fix.needs}"
+    if fix.note:
+        yield f"  - {fix.note}"
     if fix.left:
         yield f"  - {fix.left}"
 

@@ -4,11 +4,15 @@ A repair is only believed where it leaves a drafter that works: every part of a 
 some work, and it knows more than a table of token pairs. Where the best wiring leaves a part that
 harms, or a dead drafter, an axis that helps a little is a symptom, and the answer is that the cause is
 none of those known here.
+
+Causes of the wiring, of tables and of slots stand by what they cost. The teacher, which no repair of
+the wiring touches, stands before them where it holds the drafter back further than all of them
+together (`beyond.teacher_limits_most`), else behind those of them that can be mended by lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eagle3.diagnosis import beyond
@@ -18,16 +22,19 @@ from eagle3.diagnosis.answer import (
     LIKELY,
     POSSIBLE,
     SOUND,
+    UNDECIDED,
     UNKNOWN,
     Cause,
     Diagnosis,
 )
+from eagle3.diagnosis.behind_engine import engine_causes
 from eagle3.diagnosis.causes import by_cost, mended_causes, mended_config, wiring_causes
 from eagle3.diagnosis.evidence import Evidence, SlotSeen
 from eagle3.diagnosis.fixes import elsewhere
-from eagle3.diagnosis.kinds import ORDER, STATES, kind_of
+from eagle3.diagnosis.kinds import ORDER, STATES, WIRING
+from eagle3.diagnosis.open_questions import FEW, ahead, doubts, texts_of, undecided
 from eagle3.diagnosis.signatures import signature_of
-from eagle3.diagnosis.words import joined, value_words
+from eagle3.diagnosis.words import joined, truth_words, value_words
 from eagle3.doctor.findings import Finding, ordered
 from eagle3.metrics import Truth
 
@@ -40,7 +47,7 @@ class Concluded:
 
     verdict: str
     causes: tuple[Cause, ...]
-    because: tuple[str, ...]  # reasons that the drafter itself is broken
+    because: tuple[str, ...]  # reasons that the drafter is broken, or that nothing can be told
     notes: tuple[str, ...]
 
 
@@ -63,14 +70,18 @@ def diagnose(e: Evidence) -> Diagnosis:
         signature=signature_of(shown.conditional, e.trained.conditional).in_words,
         confidence=confidence(e, concluded),
         undecided=tuple(undecided(e)),
+        doubts=tuple(doubts(e)),
         elsewhere=()
-        if concluded.verdict == UNKNOWN
+        if concluded.verdict in (UNKNOWN, UNDECIDED)
         else elsewhere(
             e.trained.wiring.states(),
             num_layers=e.num_layers,
             target_classes=e.target_classes,
         ),
         findings=relevant(e, states_wrong=wrong_states),
+        states_alone=None
+        if e.states_alone is None
+        else (e.states_alone[0], e.states_alone[1].accept_length),
         notes=(*concluded.notes, *e.inspected.notes, *e.searched.notes, *e.notes),
         config=mended_config(e, [cause.kind for cause in concluded.causes]),
     )
@@ -85,6 +96,10 @@ def conclude(e: Evidence) -> Concluded:
         # What was measured on such data says nothing of the drafter.
         left = [f"on this data: {reason}" for reason in reasons]
         return Concluded(verdict=CAUSE, causes=tuple(slots), because=(), notes=(*harmless, *left))
+    open_ones = doubts(e)
+    if reasons and (ahead(e) is not None or texts_of(e) < FEW):
+        # A search that ended beside the right wiring leaves a drafter that looks broken.
+        return undecided_yet(open_ones, slots, harmless)
     if reasons:
         notes = [*harmless, *(symptom(c) for c in wiring)]
         unknown = beyond.unknown_cause(e, reasons)
@@ -92,22 +107,48 @@ def conclude(e: Evidence) -> Concluded:
         return Concluded(
             verdict=UNKNOWN, causes=(unknown, *slots), because=reasons, notes=tuple(notes)
         )
-    explained = {ORDER} if any("in another order" in s.what for s in slots) else set()
-    causes = [c for c in wiring if c.kind not in explained] + slots + list(mended_causes(e))
-    causes += filter(None, [beyond.teacher_cause(e)])
-    causes = by_cost(causes)
+    explained = {kind for slot in slots for kind in slot.explains}
+    causes = by_cost(
+        [c for c in wiring if c.kind not in explained] + slots + list(mended_causes(e))
+    )
+    causes = with_teacher(e, causes)
     causes += filter(None, [beyond.coverage_cause(e)])
+    behind = list(engine_causes(e))
+    if open_ones and not causes and not behind:
+        return undecided_yet(open_ones, slots, harmless)
     lost = beyond.lost_since_training(e)
+    alone = not causes and not behind and lost is None
     if lost is not None:
         causes.append(beyond.unknown_cause(e, [lost]))
-    behind = list(beyond.engine_causes(e))
-    alone = not causes and not behind
     causes += filter(None, [beyond.under_trained(e, alone=alone)])
     causes += behind
     verdict = CAUSE if causes else SOUND
     if causes and causes[0].kind == "unknown":
         verdict = UNKNOWN
     return Concluded(verdict=verdict, causes=tuple(causes), because=(), notes=tuple(harmless))
+
+
+def undecided_yet(
+    open_ones: Sequence[str], slots: Sequence[Cause], harmless: Sequence[str]
+) -> Concluded:
+    """That there is too little data; what was measured of the data itself stands."""
+    return Concluded(
+        verdict=CAUSE if slots else UNDECIDED,
+        causes=tuple(slots),
+        because=tuple(open_ones),
+        notes=tuple(harmless),
+    )
+
+
+def with_teacher(e: Evidence, causes: Sequence[Cause]) -> list[Cause]:
+    """The teacher among the others, by the rule that stands above."""
+    teacher = beyond.teacher_cause(e)
+    if teacher is None:
+        return list(causes)
+    if beyond.teacher_limits_most(e):
+        return [teacher, *causes]
+    lines = [c for c in causes if any(fix.possible for fix in c.fixes)]
+    return [*lines, teacher, *(c for c in causes if c not in lines)]
 
 
 def unfound(slot: SlotSeen) -> bool:
@@ -139,6 +180,14 @@ def headline(e: Evidence, concluded: Concluded) -> str:
     who = e.served.engine if e.served is not None else "no engine was named"
     if concluded.verdict == UNKNOWN:
         return causes[0].what
+    if concluded.verdict == UNDECIDED:
+        texts, positions = texts_of(e), e.trained.accuracy.denominator
+        counted = "1 text" if texts == 1 else f"{texts} texts"
+        return (
+            f"undecided: too few texts ({counted}, {positions} scored positions): "
+            f"{'; '.join(concluded.because[:2])}; score more texts (a larger job.max_samples, or more "
+            "files)"
+        )
     if not causes:
         trained = value_words(e.trained.wiring, STATES)
         if e.served is None:
@@ -147,7 +196,7 @@ def headline(e: Evidence, concluded: Concluded) -> str:
                 f"({trained})"
             )
         return f"nothing found: {who} runs the drafter as it was trained ({trained})"
-    many = f"{len(causes)} causes, the most costly first: " if len(causes) > 1 else "one cause: "
+    many = f"{len(causes)} causes, the gravest first: " if len(causes) > 1 else "one cause: "
     return f"{many}{joined([c.kind for c in causes])} ({who})"
 
 
@@ -156,11 +205,16 @@ def confidence(e: Evidence, concluded: Concluded) -> str:
     reasons: list[str] = []
     first = concluded.causes[0] if concluded.causes else None
     level = LIKELY if first is None else first.confidence
+    if concluded.verdict == UNDECIDED:
+        level = POSSIBLE
     texts, positions = len(e.trained.counts), e.trained.accuracy.denominator
     reasons.append(f"{positions} positions of {texts} texts")
-    if e.trained.truth != Truth.target_argmax.value:
-        level = LOWER[level]
+    if e.trained.truth == Truth.next_token.value:
+        # A wiring's cause is lowered for it already.
+        level = level if first is not None and first.kind in WIRING else LOWER[level]
         reasons.append("against the text's next token, not the target's own choice")
+    elif e.trained.truth != Truth.target_argmax.value:
+        reasons.append(f"against {truth_words(e.trained.truth)}")
     if e.served is not None:
         reasons.append(f"what {e.served.engine} does is known by: {e.served.evidence.value}")
     else:
@@ -169,79 +223,23 @@ def confidence(e: Evidence, concluded: Concluded) -> str:
     reasons.append(f"{len(verified)} of {len(e.inspected.slots)} slots verified")
     if first is not None and first.cost is not None:
         lost = first.cost.difference
+        said = "cost settled at" if lost.low > 0 else "cost not settled:"
         reasons.append(
-            f"cost settled at {lost.low:.2f} to {lost.high:.2f}, corrected for {e.searched.scored} "
-            "wirings"
+            f"{said} {lost.low:.2f} to {lost.high:.2f}, corrected for {e.searched.scored} wirings"
         )
     return f"{level}: {'; '.join(reasons)}"
 
 
-def undecided(e: Evidence) -> Iterator[str]:
-    """What the data cannot decide, with the data that would."""
-    if e.served is None:
-        yield (
-            "what is served: name the engine (engine=sglang engine_version=… engine_class=…); without "
-            "one the trained wiring is held against what config.json declares"
-        )
-    elif e.why_not_served is not None:
-        yield f"accept length as served: {e.why_not_served}"
-    for kind, why in e.not_alone.items():
-        yield f"the cost of {kind}: {why}"
-    yield from ties(e)
-    if e.trained.truth != Truth.target_argmax.value:
-        yield (
-            "agreement with the target itself: the data has no target_argmax; add it with "
-            "job=capture_states, then data.target_argmax=FOLDER"
-        )
-    told = [s for s in e.inspected.slots if s.verdict == "as declared"]
-    if told:
-        yield (
-            f"which states {joined([f'slot {s.index}' for s in told])} really hold: taken as declared; "
-            "the target's layers, run as far as them, would tell (job=inspect_data job.first_layers=N)"
-        )
-    if not e.searched.teacher_clear:
-        yield (
-            f"whether {e.searched.teacher.in_words} or another teacher was learnt: more texts would tell"
-        )
-    if e.served is not None and e.engine_accept_length is None:
-        yield (
-            "whether the engine reaches what its wiring predicts: give the accept length that it "
-            "reports (accept_length=X)"
-        )
-    differs = beyond.comparable(e)
-    if e.engine_accept_length is not None and differs is not None:
-        yield f"the engine's accept length of {e.engine_accept_length:.2f}: {differs}"
-
-
-def ties(e: Evidence) -> Iterator[str]:
-    """Switches whose other values explain the drafter as well, within what was measured."""
-    best = e.searched.best.wiring
-    tied: dict[str, list[str]] = {}
-    for ranked in e.searched.ranked:
-        names = best.differing(ranked.wiring)
-        if ranked.tied and len(names) == 1:
-            tied.setdefault(names[0], []).append(value_words(ranked.wiring, names[0]))
-    for name, values in tied.items():
-        data = (
-            f"texts longer than {e.longest} positions would tell"
-            if name in ("rope", "window", "positions")
-            else "more texts would tell"
-        )
-        yield (
-            f"{kind_of(name)}: {value_words(best, name)} or {joined(values, 'or')} (a tie on these "
-            f"texts); {data}"
-        )
-
-
 def relevant(e: Evidence, *, states_wrong: bool) -> tuple[Finding, ...]:
     """Doctor's and the inspection's findings, each name once at a place, notes left out."""
+    is_sound = beyond.is_target(e, e.searched.teacher)
     seen: set[tuple[str, str]] = set()
     kept = []
     for finding in ordered((*e.inspected.findings, *e.doctor)):
         key = (finding.name, finding.what)
         if key in seen or finding.severity == "note":
             continue
-        if states_wrong and finding.name == "wrong-teacher" and e.searched.teacher.slot is None:
+        if states_wrong and finding.name == "wrong-teacher" and is_sound:
             continue  # the drafter was not trained on that slot
         seen.add(key)
         kept.append(finding)

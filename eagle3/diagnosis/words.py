@@ -73,6 +73,17 @@ VALUES: dict[str, dict[str, str]] = {
     "biases": {"declared": "with the biases of q, k and v", "dropped": "without them"},
     "qk_norm": {"declared": "with the norms on q and k", "dropped": "without them"},
 }
+# What a drafted token is compared with, by the name of the truth.
+TRUTHS = {
+    "target_argmax": "the target's own choice",
+    "stored_teacher": "the target's own choice (made of its last state in the data)",
+    "next_token": "the text's next token",
+}
+
+
+def truth_words(truth: str) -> str:
+    """What serving goes by, as the figures have it."""
+    return TRUTHS.get(truth, truth)
 
 
 def value_words(wiring: Wiring, name: str, num_layers: int | None = None) -> str:
@@ -116,9 +127,3 @@ def joined(parts: Sequence[Any], last: str = "and") -> str:
     if len(texts) < 2:
         return "".join(texts)
     return f"{', '.join(texts[:-1])} {last} {texts[-1]}"
-
-
-def sentence(text: str) -> str:
-    """With a capital and a full stop."""
-    text = text.strip()
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"

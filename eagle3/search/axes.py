@@ -59,6 +59,7 @@ class Axis:
     values: tuple[Any, ...]  # tuples of canonical states, or the switch's values
     shows_from: int  # the first draft step at which it can show: 0, or 1
     why: str  # what this axis asks
+    named: bool = False  # a person says which values
 
 
 def axes_of(
@@ -78,8 +79,9 @@ def axes_of(
     `known` are the states that the texts hold, `stored` those of them that were not made from the
     target: these are tried in every order, however many the others are. `target_rope` None leaves the
     target's rope out; `own_embedding` and `own_head` say whether the checkpoint has them. `fixed`
-    names are left out, `only` says which values to try of an axis, whatever the others are. Raises
-    BadInput for a name or a value that there is not.
+    names are left out, `only` says which values to try of an axis, whatever the others are: states
+    that are not known are refused by the search, which has the texts. Raises BadInput for a name or a
+    value that there is not.
     """
     only = dict(only or {})
     for name in (*fixed, *only):
@@ -112,7 +114,15 @@ def axes_of(
             offered, why = asked_values(name, only[name], form.num_aux.value), WHY[name]
         values = different(name, offered, start if name == "decoder_layer" else base, form)
         if values:
-            found.append(Axis(name=name, values=values, shows_from=int(name in LATE), why=why))
+            found.append(
+                Axis(
+                    name=name,
+                    values=values,
+                    shows_from=int(name in LATE),
+                    why=why,
+                    named=name in only,
+                )
+            )
     return tuple(found)
 
 
@@ -209,6 +219,10 @@ def switch_choices(
 
 def asked_values(name: str, values: Sequence[Any], num_aux: int) -> tuple[Any, ...]:
     """The values that a person names, typed."""
+    if not values:
+        raise BadInput(
+            f"axis '{name}' is cut to no value at all; to leave it as it is, name it as fixed"
+        )
     if name == STATES:
         wrong = [list(states) for states in values if len(states) != num_aux]
         if wrong:

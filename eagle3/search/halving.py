@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eagle3.errors import BadInput
-from eagle3.metrics import Count, Difference, Truth, summarise
+from eagle3.metrics import Count, Difference, Rate, Truth, pooled_ratio, summarise
 from eagle3.search.axes import changes
 from eagle3.search.bounds import (
     accuracy_bounds,
@@ -137,20 +137,25 @@ def race_chains(
     keep: Wiring | None = None,
     rounds: Sequence[Round] | None = None,
 ) -> Field:
-    """Race by accept length on the served walk; as race_first otherwise."""
+    """Race by accept length on the served walk; as race_first otherwise.
+
+    Whose rounds cannot be counted to their end stands at the lowest, but is not clearly behind.
+    """
 
     def measure(left: Sequence[Wiring], chosen: Sequence[int]) -> Measured | None:
         counts = [scorer.chains(wiring, chosen, truth) for wiring in left]
         lengths = [[c[LENGTH] for c in texts] for texts in counts]
-        if not all(any(c.denominator for c in texts) for texts in lengths):
+        if not any(c.denominator for texts in lengths for c in texts):
             return None
         accuracies = [[c["accuracy"] for c in texts] for texts in counts]
         return Measured(
-            values=[pooled(texts) for texts in lengths],
-            accuracies=[pooled(texts) for texts in accuracies],
+            values=[pooled(texts, 1.0) for texts in lengths],
+            accuracies=[pooled(texts, 0.0) for texts in accuracies],
             positions=sum(c.denominator for c in accuracies[0]),
             limit=float(scorer.steps),
-            lead=lambda leader, tail: length_bounds(lengths[leader], lengths, tail),
+            lead=lambda leader, tail: length_bounds(
+                lengths[leader], lengths, tail, steps=scorer.steps
+            ),
         )
 
     return run_race(
@@ -242,9 +247,10 @@ def leading(values: Sequence[float], left: Sequence[Wiring], keep: Wiring | None
     return values.index(best)
 
 
-def pooled(texts: Sequence[Count]) -> float:
-    """A ratio of sums."""
-    return sum(c.numerator for c in texts) / sum(c.denominator for c in texts)
+def pooled(texts: Sequence[Count], lowest: float) -> float:
+    """A ratio of sums; the lowest that there is where nothing was counted."""
+    found = pooled_ratio(texts)
+    return lowest if found is None else found
 
 
 def no_rounds(steps: int) -> str:
@@ -291,7 +297,9 @@ def race(
         late = [Round(texts=size, most=None) for size in dict.fromkeys((few, half))]
         fields.append(race_chains(scorer, left, order, truth=truth, rounds=late))
         left = fields[1].left
-    (best,) = rank(scorer, left[:1], teacher=teacher, truth=truth, seed=seed, start=start)
+    (best,) = rank(
+        scorer, left[:1], teacher=teacher, truth=truth, seed=seed, start=start, comparisons=0
+    )
     ties: list[Ranked] = []
     if len(left) > 1:
         chosen = sorted(order[:half])
@@ -303,6 +311,7 @@ def race(
             truth=truth,
             seed=seed,
             start=start,
+            comparisons=len(able) - 1,
             chosen=chosen,
             against=against,
         )
@@ -357,12 +366,16 @@ def rank(
     truth: str,
     seed: int,
     start: Wiring,
+    comparisons: int,
     chosen: Sequence[int] | None = None,
     against: Sequence[Count] = (),
 ) -> list[Ranked]:
     """Wirings scored to the end of their chains, in the order given, on all texts unless `chosen`.
 
     The first is the one that the others are behind, unless its accept lengths are given: `against`.
+    Differences are corrected for `comparisons`: all that raced, since these were picked among them.
+    Where no round of one can be counted to its end, its accept length is the lowest, and may be any;
+    of the first there has to be one.
     """
     chosen = range(len(scorer.texts)) if chosen is None else sorted(chosen)
     best = list(against)
@@ -371,14 +384,12 @@ def rank(
         counts = scorer.chains(wiring, chosen, truth)
         metrics, curves, _ = summarise(counts, Truth(truth), scorer.steps, seed)
         lacking = [name for name in ("accuracy", "coverage", LENGTH) if name not in metrics]
-        if lacking:
+        if lacking and (not best or lacking != [LENGTH]):
             raise BadInput(no_rounds(scorer.steps))
         lengths = [c[LENGTH] for c in counts]
         behind = None
         if best:
-            behind = length_difference(
-                best, lengths, comparisons=max(1, len(wirings) - 1), steps=scorer.steps
-            )
+            behind = length_difference(best, lengths, comparisons=comparisons, steps=scorer.steps)
         else:
             best = lengths
         ranked.append(
@@ -387,7 +398,7 @@ def rank(
                 changed=changes(start, wiring),
                 teacher=teacher,
                 accuracy=metrics["accuracy"],
-                accept_length=metrics[LENGTH],
+                accept_length=metrics.get(LENGTH) or any_length(scorer.steps, truth),
                 coverage=metrics["coverage"],
                 curves=curves,
                 counts=counts,
@@ -396,3 +407,8 @@ def rank(
             )
         )
     return ranked
+
+
+def any_length(steps: int, truth: str) -> Rate:
+    """The accept length of which nothing was counted."""
+    return Rate(value=1.0, low=1.0, high=steps + 1.0, numerator=0, denominator=0, truth=truth)

@@ -32,11 +32,11 @@ def choose_teacher(
     positions = scorer.positions(chosen, teachers[0].name)
     leader = int(right.sum(1).argmax())
     tail = tail_of(len(teachers) - 1)
-    value, reach = accuracy_bounds(right[leader], right, positions, tail)
+    value, reach = accuracy_bounds(right[leader], right, positions, tail, alike=False)
     same = agreement(scorer, teachers[leader], teachers[0], chosen) >= SAME
     if value[0] <= reach[0] or same:
         leader = 0
-        value, reach = accuracy_bounds(right[0], right, positions, tail)
+        value, reach = accuracy_bounds(right[0], right, positions, tail, alike=False)
     unclear = [
         t
         for i, t in enumerate(teachers)
@@ -108,7 +108,7 @@ def is_alive(scorer: Scorer, wiring: Wiring, teacher: str, chosen: Sequence[int]
     right = scorer.rights([wiring], chosen, teacher)
     constant = constant_right(scorer, teacher, chosen)
     positions = scorer.positions(chosen, teacher)
-    value, reach = accuracy_bounds(right[0], constant[None], positions, tail_of(1))
+    value, reach = accuracy_bounds(right[0], constant[None], positions, tail_of(1), alike=False)
     return bool(value[0] > reach[0])
 
 

@@ -26,7 +26,7 @@ class Ranked:
     curves: Mapping[str, Sequence[tuple[int, Rate]]]
     counts: Sequence[Mapping[str, Count]]  # a text
     behind: Difference | None  # accept length, the best's minus this one's, paired; None: the best
-    tied: bool  # the interval of `behind` holds 0
+    tied: bool  # the interval of `behind`, corrected for all that were scored, holds 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +63,13 @@ class Searched:
     teacher: Teacher  # what the drafter was trained on, as far as the data tells
     teacher_clear: bool  # every other one explains it clearly worse, or chooses the same
     rounds: tuple[str, ...]  # what each round tried and took, in words
-    scored: int  # wirings
+    scored: int  # wirings; each of them is in `ranked` or in `dropped`
     notes: tuple[str, ...]
+    # What was searched at all: "states" and switches. What is not among it is as it was at the start.
+    # None: whoever made this does not say.
+    axes: tuple[str, ...] | None = None
+    # Those of which another value than the best's cannot be told from it.
+    unclear: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,7 @@
 """Scoring many wirings of one drafter on the same texts, with what they share computed once.
 
+Within one call:
+
     partial products   fc_j · h_k, once a chunk j of fc and a state k: every ordered choice of states
                        is a sum of them
     first step         once a (sum, switches of the block): whatever d2t, head, norm and teacher
@@ -11,7 +13,7 @@ Texts run side by side (eagle3.search.batch).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -42,7 +44,12 @@ Block = tuple[DrafterShape, Embedding, Token]
 
 
 class Scorer:
-    """Counts of any wiring on any of the texts; nothing is computed twice for the same text."""
+    """Counts of any wiring on any of the texts.
+
+    Kept for good: the counts of first steps and the drafted chains, so that no wiring is scored twice on
+    a text. Shared by the wirings of one call and then forgotten, since they are as large as the states:
+    padded states, partial products, first steps. A later call makes them again for the same text.
+    """
 
     def __init__(
         self,
@@ -71,7 +78,7 @@ class Scorer:
     @property
     def scored(self) -> int:
         """How many wirings have been scored at all."""
-        return len(self._rights.keys() | self._drafted.keys())
+        return len(self.everyone())
 
     def why_not(self, wiring: Wiring) -> str | None:
         """Why this wiring cannot be scored; None: it can."""
@@ -122,7 +129,16 @@ class Scorer:
 
     def rights_known(self, wiring: Wiring) -> Mapping[int, tuple[int, ...]]:
         """What is known so far: text → how often the first step is right, a teacher of `teachers`."""
-        return self._rights[wiring]
+        return self._rights.get(wiring, {})
+
+    def drafted_known(self, wiring: Wiring) -> Collection[int]:
+        """The texts whose chains are known so far."""
+        return self._drafted.get(wiring, {}).keys()
+
+    def everyone(self) -> tuple[Wiring, ...]:
+        """All wirings that have been scored at all, in that order."""
+        known = dict.fromkeys((*self._rights, *self._drafted))
+        return tuple(w for w in known if self._rights.get(w) or self._drafted.get(w))
 
     def positions(self, chosen: Sequence[int], teacher: str) -> Tensor:
         """How many first tokens are compared with the teacher's, [chosen] float64."""

@@ -17,20 +17,20 @@ from collections.abc import Iterator, Sequence
 
 from eagle3.errors import BadInput
 from eagle3.form import DrafterForm
-from eagle3.search.axes import Axis
-from eagle3.search.bounds import accuracy_bounds, tail_of
+from eagle3.search.axes import STATES, Axis
+from eagle3.search.bounds import accuracy_bounds, bounded, length_difference, tail_of
 from eagle3.search.halving import (
+    LENGTH,
+    Out,
     as_dropped,
     by_distance,
     impossible,
     no_rounds,
+    pooled,
     race,
     rank,
 )
-from eagle3.search.judging import (
-    has_rounds,
-    teacher_scores,
-)
+from eagle3.search.judging import has_rounds, teacher_scores
 from eagle3.search.results import Dropped, Raced, Ranked, Searched, TeacherScore
 from eagle3.search.score import Scorer
 from eagle3.search.teachers import Teacher
@@ -63,6 +63,7 @@ def search(
     lacking = [t.name for t in teachers if t.name not in scorer.teachers]
     if lacking or not teachers:
         raise BadInput(f"the texts hold no choices of {', '.join(lacking) or 'any teacher'}")
+    refuse_unheld(scorer, axes)
     walk = Walk(scorer, axes, teachers, form, seed, progress)
     able = list(walk.scoreable(starts))
     if not able:
@@ -82,8 +83,7 @@ def search(
     teacher, clear = walk.teacher(best, whole=True)
     walk.notes += vocabulary_notes(scorer, start, best)
     ranked = ranking(walk, best, able, teacher, finalists, start)
-    shown = {r.wiring for r in ranked}
-    dropped = [as_dropped(start, out) for w, out in walk.out.items() if w not in shown]
+    dropped = [as_dropped(start, out) for out in left_behind(walk, best, teacher, ranked)]
     dropped += [impossible(start, w, why) for w, why in walk.impossible.items()]
     by_wiring = {r.wiring: r for r in ranked}
     return Searched(
@@ -97,7 +97,28 @@ def search(
         rounds=tuple(walk.rounds),
         scored=scorer.scored,
         notes=tuple(walk.notes),
+        axes=tuple(walk.axes),
+        unclear=unclear(walk, best, teacher),
     )
+
+
+def refuse_unheld(scorer: Scorer, axes: Sequence[Axis]) -> None:
+    """Raises BadInput where a person names states that cannot be fed."""
+    for axis in axes:
+        if not axis.named or axis.name != STATES:
+            continue
+        asked = sorted({k for states in axis.values for k in states})
+        if outside := [k for k in asked if not 0 <= k <= scorer.target.num_layers]:
+            raise BadInput(
+                f"axis 'states' names state {', '.join(map(str, outside))}, but the target has states "
+                f"0 to {scorer.target.num_layers}"
+            )
+        if lacking := [k for k in asked if k not in scorer.known]:
+            raise BadInput(
+                f"axis 'states' names state {', '.join(map(str, lacking))}, but the texts hold only "
+                f"{', '.join(map(str, scorer.known))}; data that stores it can be searched "
+                "(job=capture_states)"
+            )
 
 
 def ranking(
@@ -124,20 +145,108 @@ def ranking(
         truth=walk.reference.name,
         seed=walk.seed,
         start=start,
+        comparisons=walk.scorer.scored - 1,
     )
     return (ranked[0], *sorted(ranked[1:], key=lambda r: -r.accept_length.value))
 
 
+def left_behind(
+    walk: Walk, best: Wiring, teacher: Teacher, ranked: Sequence[Ranked]
+) -> Iterator[Out]:
+    """Everybody who was scored and is not in the ranked table."""
+    shown = {r.wiring for r in ranked}
+    for wiring in walk.scorer.everyone():
+        if wiring in shown:
+            continue
+        yield walk.out.get(wiring) or not_shown(walk, wiring, best, teacher, len(ranked))
+
+
+def not_shown(walk: Walk, wiring: Wiring, best: Wiring, teacher: Teacher, finalists: int) -> Out:
+    """One who was never clearly behind a leader, beside the best on the texts that it was scored on."""
+    scorer = walk.scorer
+    chosen, what = sorted(scorer.rights_known(wiring)), "its first step"
+    if chosen:
+        positions = scorer.positions(chosen, teacher.name)
+        right = scorer.rights([best, wiring], chosen, teacher.name)
+        total, accuracy = int(positions.sum()), float(right[1].sum() / positions.sum().clamp(min=1))
+        value, reach = accuracy_bounds(right[0], right[1:], positions, tail_of(scorer.scored - 1))
+        behind = bounded(float(value[0]), float(reach[0]), 1.0)
+    else:
+        chosen, what = sorted(scorer.drafted_known(wiring)), "its accept length"
+        ours, theirs = (scorer.chains(w, chosen, walk.reference.name) for w in (best, wiring))
+        total = sum(c["accuracy"].denominator for c in theirs)
+        accuracy = pooled([c["accuracy"] for c in theirs], 0.0)
+        behind = length_difference(
+            [c[LENGTH] for c in ours],
+            [c[LENGTH] for c in theirs],
+            comparisons=scorer.scored - 1,
+            steps=scorer.steps,
+        )
+    clearly = "clearly" if behind.low > 0 else "not clearly"
+    return Out(
+        wiring=wiring,
+        texts=len(chosen),
+        positions=total,
+        accuracy=accuracy,
+        behind=behind,
+        why=f"{what} is {clearly} behind the best's on {len(chosen)} texts, and only {finalists} are "
+        "scored to the end (job.finalists)",
+    )
+
+
+def unclear(walk: Walk, best: Wiring, teacher: Teacher) -> tuple[str, ...]:
+    """Axes of which another value alone cannot be told from the best's, on what both were scored on.
+
+    Or of which no other value was scored at all, as of those that show behind the first step only where
+    the first step is not alive.
+    """
+    everyone = walk.scorer.everyone()
+    alone: dict[str, list[Wiring]] = {name: [] for name in walk.axes}
+    tried: set[str] = set()
+    for wiring in everyone:
+        names = best.differing(wiring)
+        tried.update(names)
+        out = walk.out.get(wiring)
+        clearly = out is not None and out.behind.low > 0
+        if len(names) == 1 and names[0] in alone and not clearly:
+            alone[names[0]].append(wiring)
+    return tuple(
+        name
+        for name, wirings in alone.items()
+        if name not in tried
+        or any(close_to(walk, w, best, teacher) and as_long(walk, w, best) for w in wirings)
+    )
+
+
 def close_to(walk: Walk, wiring: Wiring, best: Wiring, teacher: Teacher) -> bool:
-    """Whether a wiring is not clearly behind the best in the first step."""
-    common = walk.scorer.rights_known(wiring).keys() & walk.scorer.rights_known(best).keys()
-    chosen = sorted(common)
-    if wiring == best or not chosen:
+    """Whether a wiring is not clearly behind the best in the first step, as far as it was scored."""
+    if wiring == best:
         return False
+    common = walk.scorer.rights_known(wiring).keys() & walk.scorer.rights_known(best).keys()
+    if not (chosen := sorted(common)):
+        return bool(walk.scorer.drafted_known(wiring))
     right = walk.scorer.rights([best, wiring], chosen, teacher.name)
     positions = walk.scorer.positions(chosen, teacher.name)
-    value, reach = accuracy_bounds(right[0], right[1:], positions, tail_of(len(walk.near)))
+    value, reach = accuracy_bounds(right[0], right[1:], positions, tail_of(walk.scorer.scored - 1))
     return bool(value[0] <= reach[0])
+
+
+def as_long(walk: Walk, wiring: Wiring, best: Wiring) -> bool:
+    """Whether its accept length is not clearly behind the best's, as far as both were drafted."""
+    scorer = walk.scorer
+    chosen = sorted(set(scorer.drafted_known(wiring)) & set(scorer.drafted_known(best)))
+    if not chosen:
+        return True
+    ours, theirs = (scorer.chains(w, chosen, walk.reference.name) for w in (best, wiring))
+    return (
+        length_difference(
+            [c[LENGTH] for c in ours],
+            [c[LENGTH] for c in theirs],
+            comparisons=scorer.scored - 1,
+            steps=scorer.steps,
+        ).low
+        <= 0
+    )
 
 
 def vocabulary_notes(scorer: Scorer, *wirings: Wiring) -> Iterator[str]:

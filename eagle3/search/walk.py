@@ -307,7 +307,7 @@ class Walk:
         chosen = self.order[: field.texts]
         everyone = [here, *field.left]
         counts = [[c[LENGTH] for c in self.scorer.chains(w, chosen, truth)] for w in everyone]
-        value, reach = length_bounds(counts[0], counts[1:], field.tail)
+        value, reach = length_bounds(counts[0], counts[1:], field.tail, steps=self.scorer.steps)
         better = [
             w
             for i, w in enumerate(field.left)

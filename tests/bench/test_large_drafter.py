@@ -4,7 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bench.large_drafter import (
+from bench.large_drafter import request_of, run_job
+from bench.large_files import (
     STORED,
     TRAINED,
     Made,
@@ -12,13 +13,11 @@ from bench.large_drafter import (
     Size,
     make,
     noise,
-    request_of,
-    run_job,
     whole,
     write_latent_drafter,
     write_safetensors,
 )
-from bench.wiring_search import pooled
+from bench.wiring_draws import pooled
 from eagle3.chain import draft_chains
 from eagle3.checkpoint import load_drafter
 from eagle3.connect import connect

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.wiring_search import (
+from bench.wiring_draws import (
     LAB,
     TRAINED,
     Draw,
-    answer,
     blend,
     enough,
     halve,
@@ -22,11 +21,10 @@ from bench.wiring_search import (
     noisy,
     pooled,
     reordered,
-    score_all,
     score_one,
-    summary,
     wirings_of,
 )
+from bench.wiring_search import answer, score_all, summary
 from eagle3.checkpoint import load_drafter
 from eagle3.lab.layout import lay_out, load_live
 from eagle3.metrics import paired_difference

@@ -130,6 +130,7 @@ def served(
     """What an engine runs."""
     return ServedWiring(
         wiring=wired,
+        run=wired,
         states=None if wired is None else wired.states(),
         ids=(2, 30, 58),
         place="eagle_config",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from eagle3.errors import BadInput
 from eagle3.metrics import (
     Chains,
     Count,
+    Difference,
     Truth,
     count_chains,
     judge_chains,
@@ -190,6 +193,22 @@ def test_nothing_scored_is_left_out_with_a_note() -> None:
     assert list(metrics) == ["accuracy"]
     assert curves == {}
     assert notes == ["accept_length has no scored position and is left out"]
+
+
+def test_paired_difference_of_what_was_hardly_counted() -> None:
+    some, nothing = [Count(6, 3), Count(9, 3)], [Count(0, 0)] * 2
+    for a, b in ((some, nothing), (nothing, some), (nothing, nothing)):
+        assert paired_difference(a, b) == Difference(value=0.0, low=-math.inf, high=math.inf)
+    alone = paired_difference([Count(9, 3)], [Count(3, 3)])
+    assert alone == Difference(value=2.0, low=-math.inf, high=math.inf)
+    # Resamples of the empty text alone have no ratio, and are none.
+    a, b = [Count(0, 0), Count(6, 3), Count(9, 3)], [Count(3, 3), Count(0, 0), Count(5, 3)]
+    found = paired_difference(a, b)
+    assert math.isfinite(found.low)
+    assert found.value == pytest.approx(2.5 - 4 / 3)
+    assert found.low <= found.value <= found.high
+    with pytest.raises(ValueError, match="resamples do not reach"):
+        paired_difference(a, b, comparisons=1000)
 
 
 def test_paired_difference_sees_what_unpaired_intervals_hide() -> None:

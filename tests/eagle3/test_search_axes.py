@@ -116,6 +116,7 @@ def test_a_person_fixes_and_cuts_axes() -> None:
     axes = found(fixed=["rope", "states"], only={"d2t": ["absolute"]})
     assert not {"rope", "states"} & set(axes)
     assert axes["d2t"].values == (D2T.absolute,)
+    assert [name for name, axis in axes.items() if axis.named] == ["d2t"]
     assert found(only={"states": [[5, 2, 0], [0, 2, 5]]})["states"].values == ((5, 2, 0),)
     # An axis that is cut to what the start has already is none.
     assert "d2t" not in found(only={"d2t": ["offset"]})
@@ -126,6 +127,7 @@ def test_a_person_fixes_and_cuts_axes() -> None:
     [
         ({"fixed": ["roped"]}, "no axis 'roped'; there are states, d2t"),
         ({"only": {"d2t": ["sideways"]}}, "'sideways'.*there are offset, absolute, identity"),
+        ({"only": {"d2t": []}}, "axis 'd2t' is cut to no value at all"),
         ({"only": {"states": [[0, 2]]}}, r"names \[0, 2\], but the drafter takes 3 states"),
         (
             {"fixed": ["d2t"], "only": {"d2t": ["absolute"]}},

@@ -108,6 +108,52 @@ def test_the_bound_of_a_true_tie_holds_0_as_often_as_it_says() -> None:
         assert outside <= 32, texts  # 20 are expected at most; 3 standard errors more
 
 
+@pytest.mark.parametrize("texts", [2, 3, 4, 6])
+def test_two_that_are_right_where_the_other_is_wrong_are_judged_by_their_texts(texts: int) -> None:
+    """Two teachers of which each text follows one more, on average none: 1000 draws, 95 %."""
+    generator = torch.Generator().manual_seed(texts)
+    n = torch.full((texts,), 100.0, dtype=torch.float64)
+    false = 0
+    for _ in range(1000):
+        one = (0.45 + torch.randn(texts, generator=generator) * 0.25).clamp(0, 0.9)
+        drawn = torch.rand(texts, 100, generator=generator)
+        right = (drawn < one[:, None]).sum(1).double()
+        other = ((drawn >= one[:, None]) & (drawn < 0.9)).sum(1).double()
+        value, reach = accuracy_bounds(right, other[None], n, 0.025, alike=False)
+        false += bool(abs(value[0]) > reach[0])
+    assert false <= 50 + 3 * math.sqrt(50 * 0.95)
+
+
+@pytest.mark.parametrize("texts", [2, 3, 4, 6])
+def test_accept_lengths_that_are_alike_are_hardly_ever_told_apart(texts: int) -> None:
+    """1000 draws of few rounds, so that texts are often equal by luck, at 95 %."""
+    generator = torch.Generator().manual_seed(texts)
+    false = 0
+    for _ in range(1000):
+        gained = torch.randint(0, 2, (2, texts, 3), generator=generator).sum(2) + 3
+        one, other = ([Count(int(g), 3) for g in side] for side in gained)
+        found = length_difference(one, other, comparisons=1, steps=1)
+        false += found.low > 0 or found.high < 0
+    assert false <= 50 + 3 * math.sqrt(50 * 0.95)
+
+
+def test_texts_with_equal_counts_have_a_reach_all_the_same() -> None:
+    for texts in (2, 3):
+        found = length_difference(
+            [Count(6, 3)] * texts, [Count(5, 3)] * texts, comparisons=1000, steps=4
+        )
+        assert (found.low, found.high) == (-4.0, 4.0)
+    same = length_difference([Count(60, 30)] * 9, [Count(60, 30)] * 9, comparisons=1, steps=4)
+    assert same.low < same.value == 0 < same.high < 0.02
+
+
+def test_what_was_not_counted_may_be_anything() -> None:
+    some, nothing = [Count(6, 3)] * 4, [Count(0, 0)] * 4
+    for one, other in ((some, nothing), (nothing, some), (nothing, nothing)):
+        found = length_difference(one, other, comparisons=1, steps=4)
+        assert (found.value, found.low, found.high) == (0.0, -4.0, 4.0)
+
+
 def test_one_text_alone_bounds_nothing() -> None:
     n = torch.tensor([50.0], dtype=torch.float64)
     value, reach = accuracy_bounds(n, torch.zeros(1, 1, dtype=torch.float64), n, 0.025)
@@ -204,6 +250,23 @@ def scorer(tmp_path: Any) -> Scorer:
     return Scorer(checkpoint(PLAIN), target, small_texts((20, 24, 28, 32, 36, 40)), steps=STEPS)
 
 
+def test_who_has_no_round_to_count_neither_ends_a_race_nor_loses_it() -> None:
+    table = Table([0.75, 0.7], texts=24)
+    counted = table.chains
+
+    def chains(wiring: Wiring, chosen: Sequence[int], name: str) -> list[dict[str, Count]]:
+        found = counted(wiring, chosen, name)
+        if wiring == table.wirings[0]:
+            return found
+        return [{**text, "accept_length": Count(0, 0)} for text in found]
+
+    table.chains = chains  # type: ignore[method-assign]
+    field = raced(table, race_chains, keep=table.wirings[1])
+    assert field.left == table.wirings
+    assert field.values[1] == 1.0
+    assert not field.ahead
+
+
 def test_a_race_answers_with_the_best_its_ties_and_everybody_else(scorer: Scorer) -> None:
     form = scorer.checkpoint.form
     fed = [Wiring.of_states(s).resolved(form) for s in ((0, 2, 5), (2, 0, 5), (5, 2, 0))]
@@ -223,6 +286,10 @@ def test_a_race_answers_with_the_best_its_ties_and_everybody_else(scorer: Scorer
         assert tie.tied
         assert tie.behind is not None
         assert tie.behind.low <= 0 <= tie.behind.high
+        # Corrected for all three that raced, not for the two that went on.
+        ours = [found.best.counts[i]["accept_length"] for i in range(6)]
+        theirs = [counts["accept_length"] for counts in tie.counts]
+        assert tie.behind == length_difference(ours, theirs, comparisons=2, steps=STEPS)
     assert found.best.accept_length.truth == "target_argmax"
     assert set(found.best.curves) == {
         f"step_accuracy/{kind}" for kind in ("marginal", "cumulative", "conditional")

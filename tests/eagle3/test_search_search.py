@@ -20,10 +20,11 @@ from eagle3.checkpoint import DrafterCheckpoint, load_drafter
 from eagle3.data.form import DataForm, Slot
 from eagle3.errors import BadInput
 from eagle3.lab.layout import lay_out, load_live
-from eagle3.metrics import scored_rows
+from eagle3.metrics import Count, scored_rows
 from eagle3.repetition import cut
 from eagle3.samples import Sample
 from eagle3.search.axes import axes_of
+from eagle3.search.halving import rank
 from eagle3.search.score import Scorer
 from eagle3.search.search import Searched, search
 from eagle3.search.teachers import Teacher, teachers_of
@@ -230,7 +231,9 @@ def test_a_sound_drafter_is_left_as_it_is(sound: Searched) -> None:
             assert f"clearly behind the leader's on {row.texts} texts" in row.why
     values = [d.behind.value for d in found.dropped if d.behind is not None]
     assert values == sorted(values)
-    # Nobody is in both tables.
+    # Everybody is in one of the tables, and nobody in both.
+    listed = [*found.ranked, *(d for d in found.dropped if d.behind is not None)]
+    assert len(listed) == len({row.wiring for row in listed}) == found.scored
     assert not {r.wiring for r in found.ranked} & {d.wiring for d in found.dropped}
 
 
@@ -290,6 +293,81 @@ def test_a_fixed_axis_is_left_alone_and_a_cut_one_tries_what_is_named(world: Wor
     assert fixed.best.wiring.states() == (3, 31, 59)
     cut_ = world.searched(start=served, only={"states": [(0, 31, 3), (31, 3, 0)]})
     assert cut_.best.wiring.states() in {(3, 31, 59), (0, 31, 3)}
+
+
+def test_what_was_not_searched_and_what_is_not_clear_is_said(world: World, sound: Searched) -> None:
+    assert sound.axes is not None
+    assert {"states", "d2t", "feedback", "residual"} <= set(sound.axes)
+    assert set(sound.unclear) < set(sound.axes)
+    assert not {"states", "d2t", "decoder_layer", "feedback"} & set(sound.unclear)
+    served = Wiring.of_states((3, 31, 59))
+    fixed = world.searched(start=served, fixed=["states", "residual"], count=8)
+    assert fixed.axes is not None
+    assert not {"states", "residual"} & set(fixed.axes)
+
+
+def test_one_text_takes_nothing_lists_everybody_and_leaves_all_unclear(world: World) -> None:
+    found = world.searched(start=Wiring.of_states((3, 31, 59)), count=1)
+    assert found.best.changed == ()
+    listed = [*found.ranked, *(d for d in found.dropped if d.behind is not None)]
+    assert len({row.wiring for row in listed}) == len(listed) == found.scored > 60
+    assert {"states", "d2t", "feedback"} <= set(found.unclear)
+    assert not found.teacher_clear
+    assert all(r.tied for r in found.ranked[1:])
+    assert all("not clearly" in d.why for d in found.dropped if d.behind is not None)
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        ((0, 3, 99), r"state 99, but the target has states 0 to 61"),
+        ((0, 3, 5), r"state 5, but the texts hold only 0, 3, 31, 59"),
+    ],
+)
+def test_named_states_that_cannot_be_fed_are_refused(
+    world: World, states: tuple[int, ...], said: str
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        world.searched(only={"states": [(0, 31, 3), states]}, count=2)
+
+
+def test_finalists_whose_rounds_cannot_be_counted_do_not_end_the_search(world: World) -> None:
+    scorer = Scorer(
+        world.edited("drafter_speculators", None, None), world.target, world.texts, steps=STEPS
+    )
+    best, other = (
+        Wiring.of_states(s).resolved(scorer.checkpoint.form) for s in ((0, 3, 31), (3, 31, 59))
+    )
+    counted = scorer.chains
+
+    def chains(wiring: Wiring, *more: object) -> list[dict[str, Count]]:
+        found = counted(wiring, *more)  # type: ignore[arg-type]
+        nothing = {"accept_length": Count(0, 0)} if wiring == other else {}
+        return [{**text, **nothing} for text in found]
+
+    scorer.chains = chains  # type: ignore[method-assign]
+    ranked = rank(
+        scorer,
+        [best, other],
+        teacher="target_argmax",
+        truth="target_argmax",
+        seed=0,
+        start=best,
+        comparisons=1,
+    )
+    assert ranked[1].accept_length.denominator == 0
+    assert (ranked[1].accept_length.low, ranked[1].accept_length.high) == (1.0, STEPS + 1.0)
+    assert ranked[1].tied
+    with pytest.raises(BadInput, match=r"use fewer job\.steps"):
+        rank(
+            scorer,
+            [other],
+            teacher="target_argmax",
+            truth="target_argmax",
+            seed=0,
+            start=best,
+            comparisons=1,
+        )
 
 
 def test_noise_is_not_repaired(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -452,7 +453,7 @@ def test_a_layout_that_an_engine_does_not_load_is_answered_for_a_flat_copy() -> 
     assert not any("in speculators' layout" in problem for problem in served(NESTED, VLLM).problems)
 
 
-VERSIONS = {
+VERSIONS: dict[str, list[str | None]] = {
     "sglang": ["0.5.6", "0.5.11", "0.5.12", "0.5.13", "0.5.16", "0.5.17", "0.5.23", "0.7.0"],
     "vllm": ["0.11.2", "0.16.0", "0.18.0", "0.22.0", "0.24.0", "0.33.0"],
     "tensorrt_llm": [None],
@@ -480,19 +481,26 @@ def test_whatever_is_not_as_declared_has_a_reason(data: st.DataObject) -> None:
     except BadInput:
         event("the release does not capture of this class")
         return
-    known = {row.source for row in (*RULES, *SERVING)}
+    known = {row.source for row in RULES} | {row.source for row in SERVING}
     for why in resolved.because.values():
         assert any(source in why for source in known)
+    run = resolved.run
     if resolved.wiring is None:
         assert resolved.problems
+    else:
+        assert run == resolved.wiring
+    if run is None:
+        event("the release has no place for such a drafter")
         return
     declared = Wiring.of_states(
-        resolved.wiring.states(),
+        run.states(),
         embedding=Embedding.own if form.embedding.value == "own" else Embedding.target,
     ).resolved(form)
-    assert set(resolved.because) == {"states", *resolved.wiring.differing(declared)}
-    assert list(resolved.wiring.states()) == sorted(resolved.wiring.states())
-    assert resolved.wiring.resolved(form) == resolved.wiring
+    assert set(resolved.because) - {"states"} == set(run.differing(declared))
+    assert ("states" in resolved.because) is (resolved.states is not None)
+    assert run.states() == (resolved.states or ())
+    assert list(run.states()) == sorted(run.states())
+    assert run.resolved(form) == run
 
 
 def test_a_whole_vocabulary_whose_table_vllm_does_not_read(folder: Path) -> None:
@@ -516,3 +524,47 @@ def test_form_of_a_config_alone_is_enough() -> None:
     resolved = served(FLAT, OLD, form=form_of(FLAT))
     assert resolved.wiring is not None
     assert "whether the file has a head of its own was not examined" in resolved.notes
+
+
+def test_what_an_engine_would_run_is_known_where_it_does_not_start(folder: Path) -> None:
+    config = {**FLAT, "norm_before_residual": True, "norm_output": True}
+    started = served(config, OLD, ids=[2, 30, 58])
+    assert started.run == started.wiring
+    assert started.run is not None
+    # Ids that bring fewer states than fc takes.
+    fewer = served(config, OLD, ids=[2, 30])
+    assert (fewer.wiring, fewer.states) == (None, (3, 31))
+    assert fewer.run == replace(started.run, layers=(3, 31))
+    assert {"states", "residual", "feedback"} == set(fewer.because)
+    # No ids at all: whoever scores it puts in states of his own.
+    none = served({**config, "eagle_config": {KEY: "2,30"}}, OLD, form=form_with(config))
+    assert (none.wiring, none.states) == (None, None)
+    assert none.run == replace(started.run, layers=())
+    assert {"residual", "feedback"} == set(none.because)
+    # A layer that is not loaded.
+    drafter = drafter_of(folder, flat_config(), sound_tensors("layers.0."))
+    unloaded = resolved_of(drafter, asked("sglang", "0.5.11"))
+    loaded = resolved_of(
+        drafter_of(folder, flat_config(), sound_tensors()), asked("sglang", "0.5.11")
+    )
+    assert unloaded.wiring is None
+    assert unloaded.run == loaded.wiring
+    # A kind of drafter that the release does not know.
+    mla = {**FLAT, "architectures": ["Eagle3DeepseekV2ForCausalLM"]}
+    unknown = served(mla, asked("sglang", "0.5.11"), form=form_with(FLAT))
+    assert (unknown.run, unknown.wiring) == (None, None)
+    assert unknown.states == (2, 30, 58)
+
+
+def test_every_program_that_makes_an_engine_start_is_whole(folder: Path) -> None:
+    lost = {n: t for n, t in sound_tensors("layers.0.").items() if n != "lm_head.weight"}
+    resolved = resolved_of(drafter_of(folder, flat_config(), lost), asked("sglang", "0.5.11"))
+    programs = [line for line in resolved.to_start if "\n" in line]
+    assert [line for line in resolved.to_start if "\n" not in line] == [
+        "rename the first layer's tensors to midlayer.*",
+        "lm_head.weight = the target's lm_head.weight[d2t + arange(len(d2t))]",
+    ]
+    assert len(programs) == 2
+    for program in programs:
+        compile(program, "this.py", "exec")
+        assert program.count("os.replace(") == program.count("import torch\n") == 1

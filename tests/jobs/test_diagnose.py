@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +15,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import jobs.diagnosing
+from eagle3.doctor.subject import EngineAsked
 from eagle3.errors import BadInput
+from eagle3.wiring import Wiring
 from jobs.diagnose import open_job
+from jobs.diagnosing import diagnose_folder
 from jobs.events import Events
+from jobs.question import Asked, Kit, check_engine
 
 LAB = Path(__file__).parents[2] / "lab"
-PROMPTS = 24
+PROMPTS = 48
 KIMI = {"name": "sglang", "version": "0.5.12", "engine_class": "kimi_k25", "ids": [2, 30, 58]}
 
 
@@ -102,15 +111,24 @@ def test_the_story_behind_sglang(made: Path, tmp_path: Path):
 
 
 def test_the_second_drafter_has_three_faults(made: Path, tmp_path: Path):
-    result = answer(made, LAB / "drafter_speculators", tmp_path, engine=KIMI)
+    drafter = LAB / "drafter_speculators"
+    result = answer(made, drafter, tmp_path, engine=KIMI, max_samples=PROMPTS)
     assert {"teacher", "residual", "states"} <= set(kinds(result))
     diagnosis = result["diagnosis"]
     assert "state 59" in diagnosis["teacher"]
     # What can be written comes first on the ladder: the ids, before what takes a patch.
     ladder = [step["mended"] for step in diagnosis["ladder"]]
     assert ladder[0] == "states"
-    assert diagnosis["ladder"][0]["accept_length"]["value"] < 1.3
-    assert len(diagnosis["first_lines"]) <= 12
+    alone = diagnosis["ladder"][0]["accept_length"]["value"]
+    assert alone < 1.3
+    lines = diagnosis["first_lines"]
+    assert len(lines) <= 12
+    # What serving shows once the ids alone are written, and a fix for each of the three.
+    assert any(f"accept length is {alone:.2f}: serving stays slow [inferred]" in s for s in lines)
+    assert sum(s.strip().startswith("fix: ") for s in lines) == 3
+    assert any("[-1, 2, 30]" in s for s in lines)
+    cost = next(c["cost"] for c in diagnosis["causes"] if c["kind"] == "teacher")
+    assert cost is None
 
 
 def test_a_sound_drafter_has_nothing(made: Path, tmp_path: Path):
@@ -120,15 +138,68 @@ def test_a_sound_drafter_has_nothing(made: Path, tmp_path: Path):
     assert result["diagnosis"]["config"] is None
 
 
+def with_table(folder: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> Path:
+    """The first lab drafter with another d2t."""
+    shutil.copytree(LAB / "drafter", folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["d2t"] = change(tensors["d2t"])
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def shuffled(d2t: torch.Tensor) -> torch.Tensor:
+    """The same target ids at other places."""
+    places = torch.arange(len(d2t))
+    ids = (d2t + places)[torch.randperm(len(d2t), generator=torch.Generator().manual_seed(0))]
+    return ids - places
+
+
 def test_a_table_that_was_never_filled_is_made_again_from_its_mask(made: Path, tmp_path: Path):
-    drafter = tmp_path / "drafter"
-    shutil.copytree(LAB / "drafter", drafter)
-    tensors = load_file(drafter / "model.safetensors")
-    tensors["d2t"] = torch.zeros_like(tensors["d2t"])
-    save_file(tensors, drafter / "model.safetensors")
+    drafter = with_table(tmp_path / "drafter", torch.zeros_like)
     result = answer(made, drafter, tmp_path)
     assert kinds(result) == ["d2t"]
     assert result["diagnosis"]["accept_length_repaired"]["value"] > 2.3
+
+
+def test_a_shuffled_table_costs_what_the_file_as_it_is_loses(made: Path, tmp_path: Path):
+    drafter = with_table(tmp_path / "drafter", shuffled)
+    result = answer(made, drafter, tmp_path, engine={**KIMI, "ids": [-1, 2, 30]})
+    diagnosis = result["diagnosis"]
+    assert kinds(result) == ["d2t"]
+    assert diagnosis["accept_length_served"]["value"] < 1.1
+    assert diagnosis["causes"][0]["cost"]["accept_length_so"]["value"] < 1.1
+    assert [step["mended"] for step in diagnosis["ladder"]] == ["d2t"]
+    assert diagnosis["ladder"][0]["accept_length"]["value"] > 2.3
+    # The program of the fix is whole: run on the file it gives the table that was trained with.
+    program = diagnosis["causes"][0]["fixes"][0]["snippet"]
+    (tmp_path / "fix.py").write_text(program)
+    subprocess.run([sys.executable, str(tmp_path / "fix.py"), str(drafter)], check=True)
+    whole = load_file(LAB / "drafter" / "model.safetensors")
+    assert torch.equal(load_file(drafter / "model.safetensors")["d2t"], whole["d2t"])
+
+
+def test_a_table_in_another_order_that_works_is_searched_once(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    drafter = tmp_path / "drafter"
+    shutil.copytree(LAB / "drafter", drafter)
+    tensors = load_file(drafter / "model.safetensors")
+    places = torch.arange(len(tensors["d2t"]))
+    order = torch.randperm(len(places), generator=torch.Generator().manual_seed(0))
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
+    tensors["d2t"] = (tensors["d2t"] + places)[order] - places
+    save_file(tensors, drafter / "model.safetensors")
+    searches = []
+    search = jobs.diagnosing.search
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        searches.append(1)
+        return search(*args, **kwargs)
+
+    monkeypatch.setattr(jobs.diagnosing, "search", counted)
+    result = answer(made, drafter, tmp_path)
+    assert result["diagnosis"]["verdict"] == "sound"
+    assert len(searches) == 1
 
 
 def test_damaged_weights_are_not_among_the_causes(made: Path, tmp_path: Path):
@@ -144,11 +215,141 @@ def test_damaged_weights_are_not_among_the_causes(made: Path, tmp_path: Path):
     assert kinds(result)[0] == "unknown"
 
 
-def test_an_engine_that_is_not_told_apart_is_left_undecided(made: Path, tmp_path: Path):
-    engine = {"name": "sglang", "version": None, "engine_class": "kimi_k25", "ids": [2, 30, 58]}
-    result = answer(made, LAB / "drafter", tmp_path, engine=engine)
-    assert result["diagnosis"]["served"] is None
-    assert any("engine_version" in note for note in result["diagnosis"]["notes"])
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"version": None}, "engine_version"),
+        ({"name": "specforge", "version": None}, "engines are"),
+    ],
+)
+def test_an_engine_that_cannot_be_resolved_is_refused_before_anything_is_made(
+    tmp_path: Path, changed: dict[str, Any], said: str
+):
+    with Events(tmp_path / "events.jsonl") as events, pytest.raises(BadInput, match=said):
+        open_job(request_of(tmp_path, LAB / "drafter", engine={**KIMI, **changed}), events)
+    assert not (tmp_path / "data").exists()
+    assert not (tmp_path / "target").exists()
+
+
+def test_ids_without_an_engine_are_refused():
+    asked = Asked(drafter=LAB / "drafter", data=LAB, ids=[2, 30, 58])
+    with pytest.raises(BadInput, match="name it"):
+        check_engine(asked)
+
+
+def test_an_engine_that_does_not_start_is_promised_no_more_than_it_gives_once_it_does(
+    made: Path, tmp_path: Path
+):
+    engine = {**KIMI, "version": "0.5.13", "ids": [-1, 2, 30]}
+    result = answer(made, LAB / "drafter_speculators", tmp_path, engine=engine)
+    diagnosis = result["diagnosis"]
+    assert diagnosis["accept_length_served"] is None
+    assert "residual" in kinds(result)
+    ladder = {step["mended"]: step["accept_length"]["value"] for step in diagnosis["ladder"]}
+    assert list(ladder) == ["states", "residual"]
+    assert ladder["states"] < 1.2 < ladder["residual"]
+    text = "\n".join(diagnosis["first_lines"])
+    assert "expected accept length: it does not start" in text
+    assert "by lines alone" in text
+
+
+def test_one_text_and_a_start_beside_the_right_states_is_undecided(made: Path, tmp_path: Path):
+    start = Wiring.of_states((3, 31, 59)).plain()
+    for count, start_of in ((1, start), (2, Wiring.of_states((0, 31, 59)).plain())):
+        out = tmp_path / str(count)
+        out.mkdir()
+        result = answer(made, LAB / "drafter", out, max_samples=count, start=start_of)
+        assert result["diagnosis"]["verdict"] == "undecided"
+        assert result["diagnosis"]["headline"].startswith("undecided: too few texts")
+        assert kinds(result) == []
+
+
+def relabelled(made: Path, out: Path) -> Path:
+    """The captured data without what says which states it holds."""
+    shutil.copytree(made / "data", out)
+    (out / "capture.json").unlink()
+    return out
+
+
+def test_slots_under_each_other_s_names_are_one_fault_that_costs_what_the_names_serve(
+    made: Path, tmp_path: Path
+):
+    kit = Kit(made / "target")
+    data = relabelled(made, tmp_path / "data")
+    asked = Asked(drafter=LAB / "drafter", data=data, states=[3, 31, 0, 59], max_samples=12)
+    found = diagnose_folder(asked, kit)
+    as_declared = found.evidence.inspected.as_declared
+    assert as_declared is not None
+    assert as_declared.wiring.states() == (3, 31, 0)
+    assert [cause.kind for cause in found.diagnosis.causes] == ["slots"]
+    assert [kind for kind, _ in found.diagnosis.ladder] == ["slots"]
+
+
+def test_ids_findings_of_the_file_are_left_out_where_others_are_served(made: Path, tmp_path: Path):
+    kit = Kit(made / "target")
+    engine = EngineAsked(name="sglang", version="0.5.12", engine_class="kimi_k25")
+    asked = Asked(drafter=LAB / "drafter", data=made / "data", engine=engine, max_samples=4)
+    names = {
+        ids: {f.name for f in diagnose_folder(replace(asked, ids=ids), kit).evidence.doctor}
+        for ids in (None, (-1, 2, 30))
+    }
+    assert any(name.startswith("ids-") for name in names[None])
+    assert not any(name.startswith("ids-") for name in names[-1, 2, 30])
+    assert {n for n in names[None] if n.startswith("norm")} <= names[-1, 2, 30]
+
+
+def test_a_tree_that_cannot_be_drawn_is_a_note(made: Path, tmp_path: Path):
+    def absolute(d2t: torch.Tensor) -> torch.Tensor:
+        return d2t + torch.arange(len(d2t))
+
+    drafter = with_table(tmp_path / "drafter", absolute)
+    flags = {"speculative_eagle_topk": 2, "speculative_num_draft_tokens": 8}
+    engine = {**KIMI, "flags": flags, "accept_length": 1.1}
+    result = answer(made, drafter, tmp_path, engine=engine)
+    assert kinds(result)[:2] in (["d2t", "states"], ["states", "d2t"])
+    assert any("tree was not scored" in note for note in result["diagnosis"]["notes"])
+
+
+def sampled(made: Path, out: Path, kit: Kit, count: int) -> Path:
+    """Texts whose answers are drawn at temperature 1, with the target's last state, no choices."""
+    (out / "rows").mkdir(parents=True)
+    generator = torch.Generator().manual_seed(3)
+    files = sorted((made / "data").glob("rows_*/*.pt"))[:count]
+    for path in files:
+        sample = torch.load(path, weights_only=True)
+        ids, mask = sample["input_ids"].clone(), sample["loss_mask"].bool()
+        state = kit.layers.states([ids], 61)[0][61].float()
+        logits = kit.target.logits(kit.target.final_norm()(state), normed=True)
+        drawn = torch.multinomial(torch.softmax(logits, -1), 1, generator=generator).flatten()
+        ids[1:][mask[1:]] = drawn[:-1][mask[1:]]
+        states = kit.layers.states([ids], 61)[0]
+        made_so = {k: v for k, v in sample.items() if k != "target_argmax"}
+        stored = torch.stack([states[k] for k in (0, 3, 31, 61)], 1)
+        old = sample["hidden_states"]
+        made_so["input_ids"] = ids
+        made_so["hidden_states"] = (
+            [
+                part.reshape(o.shape).to(o.dtype)
+                for part, o in zip(stored.unbind(1), old, strict=True)
+            ]
+            if isinstance(old, list)
+            else stored.reshape(old.shape).to(old.dtype).clone()
+        )
+        torch.save(made_so, out / "rows" / path.name)
+    return out
+
+
+def test_the_target_s_end_in_the_data_is_the_reference_and_no_other_teacher(
+    made: Path, tmp_path: Path
+):
+    kit = Kit(made / "target")
+    data = sampled(made, tmp_path / "data", kit, 16)
+    asked = Asked(drafter=LAB / "drafter", data=data, states=[0, 3, 31, 61], trained_accuracy=0.74)
+    found = diagnose_folder(asked, kit)
+    assert found.evidence.trained.truth == "stored_teacher"
+    assert found.evidence.searched.teacher.slot == 3
+    assert found.diagnosis.verdict == "sound"
+    assert any("harder than what it writes itself" in line for line in found.diagnosis.undecided)
 
 
 def test_a_drafter_of_another_kind_is_refused_by_name(made: Path, tmp_path: Path):

@@ -1,0 +1,102 @@
+"""What the accept length that an engine reports says, beside the one that its wiring predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from eagle3.conventions import Evidence as Ground
+from eagle3.diagnosis.answer import LIKELY, POSSIBLE, Cause
+from eagle3.diagnosis.evidence import Evidence, Scored
+from eagle3.diagnosis.fixes import Fix
+from eagle3.diagnosis.words import rate_words
+from eagle3.metrics import Rate
+
+NEAR_LENGTH = 0.1  # accept lengths behind an engine, whose prompts are others, differ by this much
+EXACTLY = 0.02  # a figure this near to the predicted one less 1 lacks the bonus token
+LOSES = (
+    "something behind the engine loses the rest (the drafter's cache not rebuilt behind accepted "
+    "tokens, prefix cache, another target build, other prompts)"
+)
+NO_BONUS = "the engine's figure leaves the bonus token out"
+
+
+def engine_causes(e: Evidence) -> Iterator[Cause]:
+    """At most one cause; where two readings explain the figure, the other one is in its words."""
+    measured, predicted = e.engine_accept_length, e.as_served
+    if measured is None or predicted is None or comparable(e) is not None:
+        return
+    length = predicted.accept_length
+    if inside(measured, length):
+        return
+    if abs(measured + 1 - length.value) <= EXACTLY:
+        why = f"it is {length.value:.2f} less 1: {NO_BONUS}; if it does not, {LOSES}"
+        yield measurement(e, why, LIKELY)
+    elif inside(measured + 1, length):
+        yield engine_state(e, predicted, f", or {NO_BONUS} (it is about {length.value:.2f} less 1)")
+    elif e.tree is not None and inside(measured, e.tree):
+        why = f"a tree gains more than a chain: {rate_words(e.tree)} are expected of the tree"
+        yield measurement(e, why, LIKELY)
+    elif measured > length.high:
+        why = "no chain of this drafter gains so much on this data: a tree, other texts, or more steps"
+        yield measurement(e, why, POSSIBLE)
+    else:
+        yield engine_state(e, predicted)
+
+
+def inside(measured: float, predicted: Rate) -> bool:
+    """Whether a figure behind the engine is the predicted one, whose prompts are others."""
+    return predicted.low - NEAR_LENGTH <= measured <= predicted.high + NEAR_LENGTH
+
+
+def comparable(e: Evidence) -> str | None:
+    """Why the engine's figure cannot be set beside the predicted one; None: it can."""
+    steps = e.asked.flags.get("speculative_num_steps") if e.asked is not None else None
+    if steps is not None and str(steps) != str(e.trained.steps):
+        return (
+            f"the engine drafts {steps} steps and {e.trained.steps} were scored, so their accept "
+            f"lengths have other ceilings; score with job.steps={steps}"
+        )
+    return None
+
+
+def to_do(*lines: str) -> Fix:
+    """Something to try, which nothing here has shown."""
+    return Fix(engine="", possible=True, lines=lines, evidence=Ground.inferred.value)
+
+
+def measurement(e: Evidence, why: str, confidence: str) -> Cause:
+    """The figure behind the engine is another one than it is taken for."""
+    assert e.as_served is not None
+    length = e.as_served.accept_length
+    return Cause(
+        kind="measurement",
+        what=f"the engine reports {e.engine_accept_length:.2f} where its wiring predicts "
+        f"{rate_words(length)}; {why}",
+        trained=f"predicted {length.value:.2f}",
+        served=f"reported {e.engine_accept_length:.2f}",
+        cost=None,
+        fixes=(to_do("compare tokens a target forward, the bonus token included, on both sides"),),
+        confidence=confidence,
+        evidence=Ground.inferred.value,
+    )
+
+
+def engine_state(e: Evidence, predicted: Scored, other: str = "") -> Cause:
+    """The engine accepts less than its own wiring gives on fresh states."""
+    length = predicted.accept_length
+    return Cause(
+        kind="engine-state",
+        what=f"the engine reports {e.engine_accept_length:.2f} where its wiring, on fresh states, gives "
+        f"{rate_words(length)}: {LOSES}{other}",
+        trained=f"predicted {length.value:.2f}",
+        served=f"reported {e.engine_accept_length:.2f}",
+        cost=None,
+        fixes=(
+            to_do(
+                "serve once with the prefix cache off and one request at a time, and compare",
+                "compare the first round's accept length with the later ones",
+            ),
+        ),
+        confidence=POSSIBLE,
+        evidence=Ground.inferred.value,
+    )
