@@ -22,9 +22,10 @@ from eagle3.layers import LayerConvention
 from eagle3.search.axes import axes_of
 from eagle3.search.score import Scorer
 from eagle3.search.search import Searched, search
-from eagle3.search.texts import Text, known_states, with_states
+from eagle3.search.texts import Text, known_states
 from eagle3.wiring import Wiring
 from jobs.measuring import Matter, measured, rope_of
+from jobs.neighbours import better_neighbour, missing_beside, with_made
 from jobs.question import Asked, Kit, Progress, inspect, read, texts_of
 from jobs.reference import candidates, reference_of, with_end
 
@@ -82,13 +83,8 @@ def with_neighbours(
 ) -> tuple[list[Text], tuple[int, ...]]:
     """The texts with the states beside those that were found, where the target's layers make them."""
     found = {*e.trained.wiring.states(), *e.declared.states()}
-    beside = {k + by for k in found for by in (-1, 1)} - set(known_states(texts))
-    missing = tuple(sorted(k for k in beside if 0 < k <= layers))
-    if not missing:
-        return list(texts), ()
-    made = kit.layers.states([text.ids for text in texts], layers)
-    pairs = zip(texts, made, strict=True)
-    return [with_states(t, {k: states[k] for k in missing}) for t, states in pairs], missing
+    missing = missing_beside(found, texts, layers)
+    return with_made(kit.layers, texts, missing), missing
 
 
 def wider_search(
@@ -98,21 +94,15 @@ def wider_search(
     asked = m.asked
     if not made or "states" in asked.fixed or "states" in asked.only:
         return None
-    scorer = Scorer(m.known.checkpoint, m.kit.target, m.texts, steps=asked.steps)
-    best, teacher = before.trained.wiring, before.searched.teacher.name
-    states = best.states()
-    others = [
-        replace(best, layers=(*states[:j], k, *states[j + 1 :]))
-        for j in range(len(states))
-        for k in made
-        if abs(k - states[j]) == 1
-    ]
-    if not others:
-        return None
-    counts = scorer.first(others, range(len(m.texts)), [teacher])
-    leader = max(others, key=lambda w: sum(c.numerator for c in counts[w][teacher]))
-    better = measure.scored(scorer, leader, teacher, asked.seed)
-    if not matters(better, before.by_teacher, before.searched.scored + len(others)):
+    leader = better_neighbour(
+        Scorer(m.known.checkpoint, m.kit.target, m.texts, steps=asked.steps),
+        before.trained.wiring,
+        made,
+        teacher=before.searched.teacher.name,
+        tried=before.searched.scored,
+        seed=asked.seed,
+    )
+    if leader is None:
         return None
     # From there everything is asked again.
     return gather(replace(m, asked=replace(asked, start=leader)), progress)

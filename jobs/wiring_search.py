@@ -34,6 +34,7 @@ from jobs.events import Events
 from jobs.first_layers import plan_layers
 from jobs.inputs import capture_missing_data, pick_device, target_folder
 from jobs.inspecting import short
+from jobs.neighbours import better_neighbour, missing_beside, with_made
 from jobs.question import Kit, Read, read
 
 
@@ -76,6 +77,8 @@ class WiringSearch:
             if all(teacher.name in text.truths for text in texts)
         ]
         searched = self.search(known, texts, teachers)
+        if self.neighbours and not self.states_are_said():
+            texts, searched = self.wider(known, texts, teachers, searched, notes)
         notes += left_out.notes()
         notes += self.said(known, begun, texts, reference, searched)
         for note in (*known.checkpoint.notes, *form.notes, *notes):
@@ -113,11 +116,20 @@ class WiringSearch:
             **tables(searched),
         }
 
-    def search(self, known: Read, texts: Sequence[Text], teachers: Sequence[Teacher]) -> Searched:
-        """From the wiring that is stated, or from what the files declare and the data's own order."""
+    def search(
+        self,
+        known: Read,
+        texts: Sequence[Text],
+        teachers: Sequence[Teacher],
+        start: Wiring | None = None,
+    ) -> Searched:
+        """From the wiring that is stated, or from what the files declare and the data's own order.
+
+        `start` is tried beside it.
+        """
         asked, checkpoint, target = self.asked, known.checkpoint, self.kit.target
         scorer = Scorer(checkpoint, target, texts, steps=asked.steps)
-        starts = [asked.start or known.declared]
+        starts = [asked.start or known.declared, *([start] if start is not None else [])]
         in_order = data_order(known.declared, known.form)
         if asked.start is None and in_order is not None and not self.states_are_said():
             starts.append(in_order)
@@ -148,6 +160,48 @@ class WiringSearch:
             progress=lambda done, total: self.events.progress("search", done, total),
         )
 
+    def wider(
+        self,
+        known: Read,
+        texts: list[Text],
+        teachers: Sequence[Teacher],
+        found: Searched,
+        notes: list[str],
+    ) -> tuple[list[Text], Searched]:
+        """The search again from a neighbour of what it found, where one is clearly better."""
+        target, best = self.kit.target, found.best.wiring
+        beside = {k + by for k in best.states() for by in (-1, 1)}
+        plan = plan_layers(target, None, sorted(k for k in beside if 0 <= k <= target.num_layers))
+        missing = missing_beside(best.states(), texts, plan.layers)
+        if unmade := missing_beside(best.states(), texts, target.num_layers)[len(missing) :]:
+            notes.append(
+                f"state {listed(unmade)} is not stored and not tried: {plan.layers} of the target's "
+                f"first layers are run here, since {plan.why}"
+            )
+        try:
+            more = with_made(self.kit.layers, texts, missing)
+        except BadInput as error:
+            notes.append(f"state {listed(missing)} is not stored and not tried: {error}")
+            return texts, found
+        self.kit.layers.drop()
+        leader = better_neighbour(
+            Scorer(known.checkpoint, target, more, steps=self.asked.steps),
+            best,
+            known_states(more),
+            teacher=found.teacher.name,
+            tried=found.scored,
+            seed=self.asked.seed,
+        )
+        if leader is None:
+            if missing:
+                notes.append(f"state {listed(missing)}, made by the target, is not clearly better")
+            return texts, found
+        notes.append(
+            f"{in_words('states', leader.states())}, with a state that is not stored, is clearly "
+            "better than what the data holds"
+        )
+        return more, self.search(known, more, teachers, start=leader)
+
     def states_are_said(self) -> bool:
         """Whether the request says which states to try."""
         return "states" in self.asked.fixed or "states" in self.asked.only
@@ -172,10 +226,7 @@ class WiringSearch:
         if asked.argmax is not None:
             check_argmax(asked.argmax, target.fingerprint)
         stored = {slot.state for slot in form.slots if slot.state is not None and not slot.normed}
-        wanted = set(begun.states(target.num_layers))
-        if self.neighbours:
-            wanted |= {k + by for k in wanted for by in (-1, 1)}
-        wanted = {k for k in wanted if 0 < k <= target.num_layers} - stored
+        wanted = {k for k in begun.states(target.num_layers) if k > 0} - stored
         making: list[int] = []
         if self.neighbours and wanted:
             plan = plan_layers(target, None, [*stored, *wanted])

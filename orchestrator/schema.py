@@ -287,7 +287,7 @@ class AxesConfig:
     fixed: list[str] = field(default_factory=list)  # 'states' or switches of the wiring: not varied
     only: dict[str, list[str]] = field(default_factory=dict)  # a switch: the values to try
     states: list[list[int]] | None = None  # canonical, each in fc's order; None: every choice
-    neighbours: bool = True  # states one off those of the start, where they can be had
+    neighbours: bool = True  # states one off those that were found, where they can be had
 
 
 @dataclass
