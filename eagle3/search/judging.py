@@ -13,11 +13,13 @@ from eagle3.search.bounds import accuracy_bounds, tail_of
 from eagle3.search.results import TeacherScore
 from eagle3.search.score import Scorer
 from eagle3.search.teachers import Teacher
-from eagle3.wiring import Wiring
+from eagle3.wiring import Token, Wiring
 
 # How often two teachers choose alike that are one: states kept in bfloat16 turn a near tie now and
 # then, 1 or 2 in a hundred.
 SAME = 0.97
+# How often a drafter is right that was trained with the answer before it: it only has to repeat it.
+REPEATED = 0.98
 
 
 def choose_teacher(
@@ -110,6 +112,20 @@ def is_alive(scorer: Scorer, wiring: Wiring, teacher: str, chosen: Sequence[int]
     positions = scorer.positions(chosen, teacher)
     value, reach = accuracy_bounds(right[0], constant[None], positions, tail_of(1), alike=False)
     return bool(value[0] > reach[0])
+
+
+def is_earned(scorer: Scorer, wiring: Wiring, teacher: str, chosen: Sequence[int]) -> bool:
+    """Whether what the first step gets right speaks for a wiring.
+
+    Beside x[t+2] stands the answer itself. A drafter that was trained so repeats it nearly always,
+    where it has a draft id; one that was not may repeat it often, and better than it drafts.
+    """
+    if wiring.token is not Token.after_next:
+        return True
+    known = torch.cat([scorer.texts[i].truths[teacher][scorer.texts[i].rows + 2] for i in chosen])
+    drafted = scorer.checkpoint.drafter.t2d[known.clamp(min=0)] & (known >= 0)
+    right = scorer.rights([wiring], chosen, teacher).sum()
+    return bool(right >= REPEATED * int(drafted.sum()))
 
 
 def has_rounds(scorer: Scorer, truth: str) -> bool:

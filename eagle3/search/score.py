@@ -127,6 +127,29 @@ class Scorer:
         counts = [[self._rights[w][i][place] for i in chosen] for w in wirings]
         return torch.tensor(counts, dtype=torch.float64)
 
+    @torch.no_grad()
+    def losses(self, wirings: Sequence[Wiring], chosen: Sequence[int], teacher: str) -> Tensor:
+        """Cross-entropy of the first step against the teacher, a mean over a text's rows, [W, chosen].
+
+        In nats, over the rows whose token has a draft id; wirings read d2t the same way. It tells close
+        wirings apart that are right equally often.
+        """
+        (reading,) = {wiring.d2t for wiring in wirings}
+        draft_id = torch.full((self.target.vocab + 1,), -1, device=self.texts[0].ids.device)
+        ids = self.to_target(reading)
+        draft_id[ids] = torch.arange(len(ids), device=ids.device)
+        draft_id[-1] = -1  # where an id leads outside, and where the teacher's choice is not known
+        found: dict[Wiring, dict[int, float]] = defaultdict(dict)
+        for batch in self._batches(chosen):
+            wanted = draft_id[self._truths(batch, [teacher])[0]]
+            for y, alike in self._first_steps(batch, wirings):
+                for wiring in alike:
+                    loss = self._loss(y, wanted, wiring)
+                    for b, i in enumerate(batch.numbers):
+                        here = (batch.owner == b) & (wanted >= 0)
+                        found[wiring][i] = float(loss[here].mean()) if here.any() else 0.0
+        return torch.tensor([[found[w][i] for i in chosen] for w in wirings], dtype=torch.float64)
+
     def rights_known(self, wiring: Wiring) -> Mapping[int, tuple[int, ...]]:
         """What is known so far: text → how often the first step is right, a teacher of `teachers`."""
         return self._rights.get(wiring, {})
@@ -271,6 +294,20 @@ class Scorer:
 
     def _first_step(self, batch: Batch, wirings: Sequence[Wiring]) -> None:
         """Count the wirings on the texts of a batch."""
+        truths = self._truths(batch, self.teachers)
+        for y, alike in self._first_steps(batch, wirings):
+            self._pick(batch, truths, y, alike)
+
+    def _truths(self, batch: Batch, teachers: Sequence[str]) -> Tensor:
+        """What the first step must be at the scored rows, [teachers, N]."""
+        return torch.stack(
+            [torch.cat([text.truths[t][text.rows + 2] for text in batch.texts]) for t in teachers]
+        )
+
+    def _first_steps(
+        self, batch: Batch, wirings: Sequence[Wiring]
+    ) -> Iterator[tuple[Tensor, Sequence[Wiring]]]:
+        """The block's output y [N, H_d] with the wirings that give this one."""
         # Whatever only shows behind the first step, or behind the block, is no part of the key.
         own = self.checkpoint.drafter.shape
         unseen = ("feedback_normed", "head_norm", "standing", "norm_before_fc", "fc_norm")
@@ -283,19 +320,13 @@ class Scorer:
             if wiring.decoder_layer is DecoderLayer.included:
                 block = (replace(shape, **usual), wiring.embedding, wiring.token)
             blocks[block][total].append(wiring)
-        truths = torch.stack(
-            [
-                torch.cat([text.truths[name][text.rows + 2] for text in batch.texts])
-                for name in self.teachers
-            ]
-        )
         side_by_side = max(1, self._at_once // (len(batch.texts) * batch.length))
         for block, sums in blocks.items():
             totals = list(sums)
             for at in range(0, len(totals), side_by_side):
                 some = totals[at : at + side_by_side]
                 for total, y in zip(some, self._hidden(batch, block, some), strict=True):
-                    self._pick(batch, truths, y, sums[total])
+                    yield y, sums[total]
 
     def _hidden(self, batch: Batch, block: Block | None, totals: Sequence[Sum]) -> Tensor:
         """The block's output y at the scored rows for several sums, [sums, N, H_d]."""
@@ -337,6 +368,16 @@ class Scorer:
             seen = self.checkpoint.drafter.norm(part) if normed else part
             chosen.append(F.linear(seen, head).argmax(-1))
         return torch.cat(chosen)
+
+    def _loss(self, y: Tensor, wanted: Tensor, wiring: Wiring) -> Tensor:
+        """Cross-entropy of every row of y [N, H_d] with its draft id; of no meaning where that is -1."""
+        head, normed = self.head(wiring), self.shape(wiring).head_norm
+        losses = []
+        for part, ids in zip(y.split(ROWS_AT_ONCE), wanted.split(ROWS_AT_ONCE), strict=True):
+            seen = self.checkpoint.drafter.norm(part) if normed else part
+            logits = F.linear(seen, head)
+            losses.append(F.cross_entropy(logits, ids.clamp(min=0), reduction="none"))
+        return torch.cat(losses)
 
     # Whole chains: eagle3.chain.draft_chains for texts side by side.
 

@@ -115,12 +115,10 @@ def text_of(
     chosen: dict[str, Tensor] = {}
     if sample.target_argmax is not None:
         chosen[Truth.target_argmax.value] = sample.target_argmax
-    for teacher in teachers:
-        if teacher.slot is not None:
-            made = teacher.norms - form.slots[teacher.slot].normed
-            chosen[teacher.name] = choices(
-                sample.stored[teacher.slot], target, rows, steps, norms=made
-            )
+    asked = [(t.name, t.slot, t.norms) for t in teachers if t.slot is not None]
+    made = [(sample.stored[slot], norms - form.slots[slot].normed) for _, slot, norms in asked]
+    for (name, _, _), tokens in zip(asked, choices(made, target, rows, steps), strict=True):
+        chosen[name] = tokens
     where = str(sample.path)
     truths = {Truth.next_token.value: truth_tokens(ids, None, Truth.next_token, where)}
     for name, tokens in chosen.items():
@@ -144,22 +142,34 @@ def text_of(
     )
 
 
-def choices(h: Tensor, target: TargetParts, rows: Tensor, steps: int, *, norms: int) -> Tensor:
-    """What a teacher with the states h [T, H] chooses behind row + 1 … row + steps, [T]; else -1.
+def choices(
+    teachers: Sequence[tuple[Tensor, int]], target: TargetParts, rows: Tensor, steps: int
+) -> list[Tensor]:
+    """What teachers choose behind row + 1 … row + steps, [T] each; else -1.
 
-    The target's final norm is put before its head `norms` times.
+    A teacher is its states h [T, H] and how often the target's final norm is put before its head. All go
+    through the head together, since a large one costs most by being read.
     """
     behind = (rows[:, None] + 1 + torch.arange(steps, device=rows.device)).flatten().unique()
-    behind = behind[behind < len(h)]
-    chosen = torch.full((len(h),), -1, dtype=torch.int64, device=rows.device)
-    for positions in behind.split(ROWS_AT_ONCE):
-        picked = h[positions.to(h.device)].to(target.device).float()
+    parts = []
+    for h, norms in teachers:
+        picked = h[behind[behind < len(h)].to(h.device)].to(target.device).float()
         for _ in range(norms):
             picked = target.final_norm()(picked)
+        parts.append(picked)
+    if not parts:
+        return []
+    tokens = []
+    for some in torch.cat(parts).split(ROWS_AT_ONCE):
         # A candidate need not be a sound teacher: what is no number is not chosen.
-        logits = target.logits(picked, normed=True).nan_to_num(nan=float("-inf"))
-        chosen[positions] = logits.argmax(-1).to(chosen.device)
-    return chosen
+        logits = target.logits(some, normed=True).nan_to_num(nan=float("-inf"))
+        tokens.append(logits.argmax(-1).to(rows.device))
+    found = []
+    for (h, _), own in zip(teachers, torch.cat(tokens).split([len(p) for p in parts]), strict=True):
+        chosen = torch.full((len(h),), -1, dtype=torch.int64, device=rows.device)
+        chosen[behind[behind < len(h)]] = own
+        found.append(chosen)
+    return found
 
 
 def with_states(text: Text, more: Mapping[int, Tensor]) -> Text:

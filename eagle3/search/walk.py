@@ -9,7 +9,7 @@ from typing import Any
 
 from eagle3.form import DrafterForm
 from eagle3.metrics import Difference
-from eagle3.search.axes import Axis, changed, changes, value_of
+from eagle3.search.axes import STATES, Axis, changed, changes, value_of
 from eagle3.search.bounds import accuracy_bounds, bounded, length_bounds
 from eagle3.search.halving import (
     LENGTH,
@@ -24,6 +24,7 @@ from eagle3.search.judging import (
     accuracy_of,
     choose_teacher,
     is_alive,
+    is_earned,
 )
 from eagle3.search.score import Scorer
 from eagle3.search.teachers import Teacher
@@ -63,6 +64,8 @@ class Walk:
         self.scorer, self.teachers, self.form, self.seed = scorer, teachers, form, seed
         self.axes = {axis.name: axis for axis in axes}
         self.reference = teachers[0]
+        # A trainer feeds what its dump holds, so that these states are preferred where data ties.
+        self.stored = frozenset(scorer.known).difference(*(t.computed for t in scorer.texts))
         self.order = text_order(len(scorer.texts), seed)
         self.look = self.order[:LOOK_TEXTS]
         self.progress = progress
@@ -144,6 +147,12 @@ class Walk:
         """Whether the first step says more than the most frequent token does."""
         return is_alive(self.scorer, wiring, teacher.name, self.look)
 
+    def speaks(self, wiring: Wiring, teacher: Teacher) -> bool:
+        """Whether what a wiring gets right is any evidence for it."""
+        if not self.alive(wiring, teacher):
+            return False
+        return is_earned(self.scorer, wiring, teacher.name, self.look)
+
     def climb(self, start: Wiring, *, others: Sequence[Wiring], whole: bool) -> Wiring:
         """From a start to where no change and no pair of changes is clearly better.
 
@@ -214,7 +223,9 @@ class Walk:
         better = [
             w
             for i, w in enumerate(field.left)
-            if w != here and -value[i] > max(float(reach[i]), LEAST_GAIN) and self.alive(w, teacher)
+            if w != here
+            and -value[i] > max(float(reach[i]), LEAST_GAIN)
+            and self.speaks(w, teacher)
         ]
         better.sort(key=lambda w: len(here.differing(w)))  # stable: of equals the higher one
         taken = better[0] if better else None
@@ -352,6 +363,8 @@ class Walk:
                 continue
             if len(start.differing(back)) >= len(start.differing(best)):
                 continue
+            if self.is_stored(best) and not self.is_stored(back):
+                continue
             if self.as_good(back, best, teacher):
                 self.say(
                     f"{' and '.join(changes(back, best))} makes no clear difference, so not taken"
@@ -363,15 +376,17 @@ class Walk:
         """With the likeliest value of each axis that has left the start's.
 
         That something is changed there is clear by then; which of two close values it is may not be,
-        and the first one that was taken is not the better guess.
+        and the first one that was taken is not the better guess. States that the data does not store
+        give way to likely ones that it does.
         """
         teacher, _ = self.teacher(best)
-        for name in start.differing(best):
+        made = () if self.is_stored(best) else (STATES,)
+        for name in dict.fromkeys((*made, *start.differing(best))):
             if name not in self.values or self.axes[name].shows_from:
                 continue
             others: dict[Wiring, tuple[Change, ...]] = {}
             for value in self.values[name]:
-                if value != value_of(start, name):
+                if name in made or value != value_of(start, name):
                     self.add(others, best, (Change(name, value),))
             if not others:
                 continue
@@ -384,11 +399,30 @@ class Walk:
                 rounds=planned(len(self.order), EFFORT),
             )
             self.keep_out(field)
-            if field.left[0] != best:
-                likelier = " and ".join(changes(best, field.left[0]))
+            likely = [
+                w
+                for w in field.left
+                if w == best and not field.ahead or w != best and self.speaks(w, teacher)
+            ]
+            close = [w for w in likely if self.is_stored(w)] or likely or [best]
+            taken = self.likeliest(close, teacher)
+            if taken != best:
+                likelier = " and ".join(changes(best, taken))
                 self.say(f"{likelier} is likelier than what was taken first, if not clearly")
-                best = field.left[0]
+                best = taken
         return best
+
+    def likeliest(self, close: Sequence[Wiring], teacher: Teacher) -> Wiring:
+        """Of wirings that are right about equally often, the first of those that give the teacher's
+        choices the most probability, which is what training worked for."""
+        alike = [w for w in close if w.d2t == close[0].d2t]
+        if len(alike) == 1:
+            return close[0]
+        return alike[int(self.scorer.losses(alike, self.order, teacher.name).sum(1).argmin())]
+
+    def is_stored(self, wiring: Wiring) -> bool:
+        """Whether the data holds all states that a wiring feeds."""
+        return self.stored.issuperset(wiring.states())
 
     def as_good(self, one: Wiring, best: Wiring, teacher: Teacher) -> bool:
         """Whether neither first steps nor accept lengths show the best to be better."""

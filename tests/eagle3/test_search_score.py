@@ -171,6 +171,33 @@ def test_unknown_truths_are_not_counted(target: TargetParts) -> None:
     assert isinstance(count, Count)
 
 
+def test_losses_are_the_first_steps_cross_entropy(target: TargetParts) -> None:
+    """Over rows whose token is known and has a draft id; a text without any counts nothing."""
+    own, texts = checkpoint(PLAIN), small_texts()
+    unknown = torch.full_like(texts[3].ids, -1)
+    texts[3] = replace(texts[3], truths={**texts[3].truths, "slot3/normed": unknown})
+    wirings = [Wiring.of_states(s).resolved(own.form) for s in permutations(STATES, 3)][:5]
+    found = Scorer(own, target, texts, steps=STEPS).losses(wirings, [3, 0, 1], "slot3/normed")
+    drafter = own.drafter
+    ids = (drafter.d2t + torch.arange(len(drafter.d2t))).tolist()
+    for wiring, losses in zip(wirings, found, strict=True):
+        assert losses[0] == 0
+        for text, loss in zip(texts[:2], losses[1:], strict=True):
+            length = int(text.rows[-1]) + 1
+            aux = torch.cat([text.states[k][:length] for k in wiring.states()], -1)
+            embedded = target.embedding[text.ids[1 : length + 1]].float()
+            y = drafter.step(embedded[None], drafter.fuse(aux)[None], torch.arange(length), [])[0]
+            chances = drafter.logits(y[text.rows]).double().softmax(-1)
+            wanted = text.truths["slot3/normed"][text.rows + 2].tolist()
+            each = [
+                -float(chances[row, ids.index(token)].log())
+                for row, token in enumerate(wanted)
+                if token in ids
+            ]
+            assert 0 < len(each) < len(wanted)
+            assert float(loss) == pytest.approx(sum(each) / len(each), rel=1e-4)
+
+
 def test_what_shares_a_first_step_is_computed_once(
     monkeypatch: pytest.MonkeyPatch, target: TargetParts
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ from eagle3.search.halving import rank
 from eagle3.search.score import Scorer
 from eagle3.search.search import Searched, search
 from eagle3.search.teachers import Teacher, teachers_of
-from eagle3.search.texts import Text, text_of
+from eagle3.search.texts import Text, text_of, with_states
 from eagle3.target import TargetParts, load_target_parts
 from eagle3.wiring import D2T, Feedback, Wiring
 from orchestrator.paths import CLONE
@@ -245,6 +245,30 @@ def test_wrong_states_are_found_from_the_served_ones(world: World) -> None:
     assert found.start.behind is not None
     assert found.start.behind.low > 1.0
     assert any("took states=0,3,31" in said for said in found.rounds)
+
+
+def test_a_state_that_was_made_gives_way_to_a_stored_one_that_is_as_good(world: World) -> None:
+    """A trainer fed what its dump holds, whatever a config declares."""
+    texts = [with_states(text, {4: text.states[3]}) for text in world.texts]
+    beside = replace(world, texts=texts)
+    served = Wiring.of_states((31, 4, 0))
+    assert beside.searched(start=served).best.wiring.states() == (0, 3, 31)
+    # Also where nothing else is wrong.
+    assert beside.searched(start=Wiring.of_states((0, 4, 31))).best.wiring.states() == (0, 3, 31)
+
+
+def test_of_states_that_are_right_equally_often_the_likelier_is_taken(world: World) -> None:
+    """A state with a little noise costs hardly a token, but probability."""
+    generator = torch.Generator().manual_seed(0)
+
+    def noisy(state: Tensor) -> Tensor:
+        noise = torch.randn(state.shape, generator=generator)
+        return state + 0.1 * noise * state.pow(2).mean().sqrt()
+
+    texts = [replace(t, states={**t.states, 2: noisy(t.states[3])}) for t in world.texts]
+    found = replace(world, texts=texts).searched(start=Wiring.of_states((31, 2, 0)), count=24)
+    assert found.best.wiring.states() == (0, 3, 31)
+    assert "states" in found.unclear
 
 
 def test_states_and_table_wrong_at_once_where_either_repair_alone_gives_nothing(

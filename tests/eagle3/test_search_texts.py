@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,12 +23,13 @@ from eagle3.search.judging import (
     choose_teacher,
     constant_right,
     is_alive,
+    is_earned,
     teacher_scores,
 )
 from eagle3.search.teachers import Teacher, teachers_of, without_slots
 from eagle3.search.texts import Text, known_states, load_texts, why_no_embedding
 from eagle3.target import TargetParts, load_target_parts
-from eagle3.wiring import Wiring
+from eagle3.wiring import Token, Wiring
 from tests.eagle3.wired import target_of
 
 HIDDEN, VOCAB, LAYERS = 20, 50, 7
@@ -307,6 +309,21 @@ def test_alive_is_more_than_the_most_frequent_token() -> None:
     assert not is_alive(constant, WIRING, "target_argmax", range(24))
     alive: Any = made_up("target_argmax")
     assert is_alive(alive, WIRING, "target_argmax", range(24))
+
+
+@pytest.mark.parametrize(("repeated", "earned"), [(0.93, False), (0.995, True)])
+def test_repeating_the_answer_speaks_for_no_wiring_but_where_it_is_all_that_is_done(
+    repeated: float, earned: bool
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    truth = torch.randint(1000, (24 * 50,), generator=generator)
+    has_id = torch.rand(1000, generator=generator) < 0.8
+    says = has_id[truth] & (torch.rand(truth.shape, generator=generator) < repeated)
+    scorer: Any = Drafted({"target_argmax": truth}, torch.where(says, truth, -2))
+    scorer.checkpoint = SimpleNamespace(drafter=SimpleNamespace(t2d=has_id))
+    shown = replace(WIRING, token=Token.after_next)
+    assert is_earned(scorer, shown, "target_argmax", range(24)) is earned
+    assert is_earned(scorer, WIRING, "target_argmax", range(24))
 
 
 def test_a_slot_behind_the_norm_is_normed_one_time_less(tmp_path: Path) -> None:
