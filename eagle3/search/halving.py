@@ -272,9 +272,9 @@ def race(
 ) -> Raced:
     """The best of a list of resolved wirings by accept length on the served walk.
 
-    The many are raced by their first step against `teacher` on a quarter of the texts; the two that it
-    cannot tell apart by whole chains against `truth` (`teacher`, if left out) on half of them. The
-    leader alone is scored on all. `changed` is against `start`, or the first of the list.
+    The many are raced by their first step against `teacher` on a quarter of the texts; of the two that
+    it cannot tell apart the better one there by whole chains against `truth` (`teacher`, if left out).
+    The leader alone is scored on all. `changed` is against `start`, or the first of the list.
     """
     truth = truth or teacher
     start = start or wirings[0]
@@ -287,22 +287,22 @@ def race(
             able.append(wiring)
     if not able:
         raise BadInput(f"none of {len(dropped)} wirings can be scored: {dropped[0].why}")
-    few, half = quarter_and_half(len(order))
+    few = quarter(len(order))
     early = [r for r in planned(len(order)) if r.texts < few]
     fields = [
         race_first(scorer, able, order, teacher=teacher, rounds=[*early, Round(texts=few, most=2)])
     ]
     left = fields[0].left
     if len(left) > 1:
-        late = [Round(texts=size, most=None) for size in dict.fromkeys((few, half))]
-        fields.append(race_chains(scorer, left, order, truth=truth, rounds=late))
+        last = [Round(texts=few, most=None)]
+        fields.append(race_chains(scorer, left, order, truth=truth, rounds=last))
         left = fields[1].left
     (best,) = rank(
         scorer, left[:1], teacher=teacher, truth=truth, seed=seed, start=start, comparisons=0
     )
     ties: list[Ranked] = []
     if len(left) > 1:
-        chosen = sorted(order[:half])
+        chosen = sorted(order[:few])
         against = [best.counts[i][LENGTH] for i in chosen]
         ties = rank(
             scorer,
@@ -319,12 +319,9 @@ def race(
     return Raced(best=best, ties=tuple(ties), dropped=by_distance(dropped), scored=len(able))
 
 
-def quarter_and_half(count: int) -> tuple[int, int]:
-    """How many texts decide which wirings are drafted to the end, and which of those is the best.
-
-    All of them, where there are few.
-    """
-    return max(min(count, MANY_TEXTS), count // 4), max(min(count, MANY_TEXTS), count // 2)
+def quarter(count: int) -> int:
+    """How many texts decide a race; all of them, where there are few."""
+    return max(min(count, MANY_TEXTS), count // 4)
 
 
 def by_distance(dropped: Sequence[Dropped]) -> tuple[Dropped, ...]:
