@@ -19,8 +19,9 @@ $(VENV)/.done: pyproject.toml constraints.txt
 run: setup
 	$(RUN) -m orchestrator +experiment=layers_m1_2_30
 
+# As many processes as cores; torch takes one thread in each, since more would wait for each other.
 test: setup
-	$(RUN) -m pytest -q -m 'not ssh and not runs and not peers'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n auto --maxprocesses 8 --dist loadgroup -m 'not ssh and not runs and not peers'
 
 # Whole commands that answer, fail, die, detach and are taken up again.
 test-runs: setup

@@ -72,6 +72,7 @@ def asked_of(request: Mapping[str, Any]) -> Asked:
         start=None if start is None else Wiring.parse(start),
         fixed=tuple(axes.get("fixed") or ()),
         only=only,
+        neighbours=bool(axes.get("neighbours", True)),
     )
 
 

@@ -55,7 +55,7 @@ def diagnose_folder(asked: Asked, kit: Kit, progress: Progress = lambda *_: None
         asked=asked, kit=kit, known=known, form=form, inspected=inspected, texts=tuple(texts)
     )
     evidence = gather(matter, progress)
-    if is_low(evidence):
+    if asked.neighbours and is_low(evidence):
         more_texts, made = with_neighbours(kit, evidence, texts, ran)
         wide = replace(matter, texts=tuple(more_texts))
         wider = wider_search(wide, made, evidence, progress)

@@ -74,6 +74,7 @@ class Asked:
     start: Wiring | None = None
     fixed: Sequence[str] = ()
     only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    neighbours: bool = True  # make states one off those that are found, and try them
 
 
 @dataclass(frozen=True, kw_only=True)

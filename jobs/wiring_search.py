@@ -51,7 +51,6 @@ class WiringSearch:
 
     def __init__(self, request: Mapping[str, Any], events: Events, kit: Kit) -> None:
         self.asked = asked_of({**request, "engine": None})
-        self.neighbours = bool((request.get("axes") or {}).get("neighbours"))
         self.events, self.kit = events, kit
         self.digest = hashlib.sha256()
         self.embedding: list[Count] = []  # of rows that are declared to be state 0
@@ -77,7 +76,7 @@ class WiringSearch:
             if all(teacher.name in text.truths for text in texts)
         ]
         searched = self.search(known, texts, teachers)
-        if self.neighbours and not self.states_are_said():
+        if self.asked.neighbours and not self.states_are_said():
             texts, searched = self.wider(known, texts, teachers, searched, notes)
         notes += left_out.notes()
         notes += self.said(known, begun, texts, reference, searched)
@@ -228,7 +227,7 @@ class WiringSearch:
         stored = {slot.state for slot in form.slots if slot.state is not None and not slot.normed}
         wanted = {k for k in begun.states(target.num_layers) if k > 0} - stored
         making: list[int] = []
-        if self.neighbours and wanted:
+        if self.asked.neighbours and wanted:
             plan = plan_layers(target, None, [*stored, *wanted])
             making = sorted(k for k in wanted if k <= plan.layers)
             if beyond := sorted(wanted - set(making)):
@@ -257,7 +256,7 @@ class WiringSearch:
         self.kit.layers.drop()
         if making:
             notes.append(f"state {listed(making)} is not stored: made by the target's first layers")
-        elif not self.neighbours:
+        elif not self.asked.neighbours:
             notes.append(
                 "states one off those of the start are only tried where the data stores them; "
                 "job.axes.neighbours=true makes them with the target's first layers"

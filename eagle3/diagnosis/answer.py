@@ -88,6 +88,8 @@ class Diagnosis:
     doubts: tuple[str, ...] = ()
     # Accept length as served with the states alone mended, by the kind that this is.
     states_alone: tuple[str, Rate] | None = None
+    # What comes before all other fixes: a copy of config.json in a layout that the engine loads.
+    before: Fix | None = None
     # config.json with the changes of all fixes; None: nothing in it has to change.
     config: Mapping[str, Any] | None = None
 
@@ -115,6 +117,7 @@ class Diagnosis:
             "elsewhere": [fix_plain(fix) for fix in self.elsewhere],
             "findings": [{**asdict(f), "fix": list(f.fix)} for f in self.findings],
             "notes": list(self.notes),
+            "before": None if self.before is None else fix_plain(self.before),
             "config": None if self.config is None else dict(self.config),
             "first_lines": self.first_lines(),
             "markdown": self.markdown(),
@@ -130,8 +133,9 @@ class Diagnosis:
 
 
 def fix_plain(fix: Fix) -> dict[str, Any]:
-    """A fix as plain data."""
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(fix).items()}
+    """A fix as plain data; the config.json to write is the diagnosis'."""
+    kept = {name: value for name, value in vars(fix).items() if name != "config"}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in kept.items()}
 
 
 def served_plain(served: ServedWiring) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def flat_copy(
         target_rope=None,
     )
     return case.fix(
-        "copy the drafter, with the whole config.json below: the flat layout",
+        "copy the drafter, with patched/config.json of the run's folder: the flat layout",
         config=case.edit().config,
         note="; ".join(copy_notes(asked.name, form)),
     )

@@ -183,6 +183,11 @@ def below(d: Diagnosis) -> Iterator[str]:
     """Everything behind the first lines."""
     yield f"# {d.headline}"
     yield ""
+    if d.before is not None:
+        yield "## Before all other fixes"
+        yield ""
+        yield from whole_fix(d.before)
+        yield ""
     for number, cause in enumerate(d.causes, 1):
         yield from whole_cause(cause, number)
     yield "## Accept length"

@@ -30,7 +30,7 @@ from eagle3.diagnosis.answer import (
 from eagle3.diagnosis.behind_engine import engine_causes
 from eagle3.diagnosis.causes import by_cost, mended_causes, mended_config, wiring_causes
 from eagle3.diagnosis.evidence import Evidence, SlotSeen
-from eagle3.diagnosis.fixes import elsewhere
+from eagle3.diagnosis.fixes import elsewhere, flat_copy
 from eagle3.diagnosis.kinds import ORDER, STATES, WIRING
 from eagle3.diagnosis.open_questions import FEW, ahead, doubts, texts_of, undecided
 from eagle3.diagnosis.signatures import signature_of
@@ -83,6 +83,7 @@ def diagnose(e: Evidence) -> Diagnosis:
         if e.states_alone is None
         else (e.states_alone[0], e.states_alone[1].accept_length),
         notes=(*concluded.notes, *e.inspected.notes, *e.searched.notes, *e.notes),
+        before=flat_copy(e.config, form=e.form, asked=e.asked),
         config=mended_config(e, [cause.kind for cause in concluded.causes]),
     )
 

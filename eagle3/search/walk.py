@@ -400,9 +400,7 @@ class Walk:
             )
             self.keep_out(field)
             likely = [
-                w
-                for w in field.left
-                if w == best and not field.ahead or w != best and self.speaks(w, teacher)
+                w for w in field.left if (not field.ahead if w == best else self.speaks(w, teacher))
             ]
             close = [w for w in likely if self.is_stored(w)] or likely or [best]
             taken = self.likeliest(close, teacher)

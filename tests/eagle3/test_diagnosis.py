@@ -13,10 +13,12 @@ from eagle3.diagnosis.evidence import Health, Inspected, SlotSeen
 from eagle3.diagnosis.fixes import Fix
 from eagle3.diagnosis.kinds import KINDS, WIRING, kind_of, switch_of
 from eagle3.diagnosis.verdict import diagnose
+from eagle3.doctor.subject import EngineAsked, read_drafter
 from eagle3.metrics import Count
 from eagle3.wiring import D2T, SWITCHES, Feedback, Residual, RopeChoice, Token
 from tests.eagle3.diagnosed import (
     GOOD,
+    LAB,
     SLOT3,
     evidence,
     part,
@@ -146,6 +148,22 @@ def test_an_engine_that_does_not_start_is_told_with_its_problem():
     assert "id -1 names no layer" in d.causes[0].what
     assert d.accept_length_served is None
     assert "expected accept length: it does not start" in "\n".join(d.first_lines())
+
+
+def test_a_layout_that_the_engine_does_not_load_is_copied_before_all_other_fixes():
+    trained = scored(wiring(), GOOD)
+    found = read_drafter(LAB / "drafter_speculators")[0].form
+    config = json.loads((LAB / "drafter_speculators" / "config.json").read_text())
+    stopped = served(None, problems=["config.json is in speculators' layout"])
+    told = diagnose(evidence(trained, form=found, config=config, served=stopped))
+    text = told.markdown()
+    assert text.count("the flat layout") == 1
+    assert text.index("## Before all other fixes") < text.index("## 1.")
+    assert told.config is not None
+    assert "transformer_layer_config" not in told.config
+    assert told.plain()["before"]["engine"] == "SGLang 0.5.12, class kimi_k25"
+    vllm = EngineAsked(name="vllm", version="0.27.0", engine_class="llama")
+    assert diagnose(evidence(trained, form=found, config=config, asked=vllm)).before is None
 
 
 def test_states_that_no_data_holds_are_a_cause_without_a_cost():

@@ -298,7 +298,7 @@ def test_a_flat_copy_is_a_step_of_its_own() -> None:
     form = form_of(NESTED)
     copied = flat_copy(NESTED, form=form, asked=NEW)
     assert copied is not None
-    assert copied.lines[0].endswith("the whole config.json below: the flat layout")
+    assert copied.lines[0].endswith("the flat layout")
     assert not any("layout" in problem for problem in again(copied, NEW).problems)
     assert flat_copy(NESTED, form=form, asked=VLLM) is None
     windowed = LAYOUTS["nested_window"]

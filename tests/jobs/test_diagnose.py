@@ -202,7 +202,9 @@ def test_a_table_in_another_order_that_works_is_searched_once(
     assert len(searches) == 1
 
 
-def test_damaged_weights_are_not_among_the_causes(made: Path, tmp_path: Path):
+def test_damaged_weights_are_not_among_the_causes(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     drafter = tmp_path / "drafter"
     shutil.copytree(LAB / "drafter", drafter)
     tensors = load_file(drafter / "model.safetensors")
@@ -210,9 +212,22 @@ def test_damaged_weights_are_not_among_the_causes(made: Path, tmp_path: Path):
     name = next(n for n in tensors if n.endswith("mlp.gate_proj.weight"))
     tensors[name] = tensors[name][order]
     save_file(tensors, drafter / "model.safetensors")
+    wider: list[int] = []
+    tried = jobs.diagnosing.better_neighbour
+
+    def better_neighbour(*given: Any, **more: Any) -> Wiring | None:
+        wider.append(1)
+        return tried(*given, **more)
+
+    monkeypatch.setattr(jobs.diagnosing, "better_neighbour", better_neighbour)
     result = answer(made, drafter, tmp_path)
     assert result["diagnosis"]["verdict"] == "unknown"
     assert kinds(result)[0] == "unknown"
+    # It might have been a state beside those that the data stores, unless that is not to be asked.
+    assert len(wider) == 1
+    axes = {"fixed": [], "only": {}, "states": None, "neighbours": False}
+    assert kinds(answer(made, drafter, tmp_path, axes=axes))[0] == "unknown"
+    assert len(wider) == 1
 
 
 @pytest.mark.parametrize(

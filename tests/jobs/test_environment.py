@@ -247,7 +247,8 @@ def test_free_memory_is_what_the_control_group_leaves(tmp_path: Path, version: s
 def test_gpus_and_who_computes_on_them(
     machine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    me = f"GPU-b, {os.getpid()}, {Path(sys.executable).resolve()}, 512"
+    as_called = Path("/proc/self/cmdline").read_text().split("\0")[0]
+    me = f"GPU-b, {os.getpid()}, {as_called}, 512"
     machine.has(
         "0, GPU-a, NVIDIA GB10, [N/A], [Not Supported], [N/A]",
         "1, GPU-b, Odd, Name, 81559, 600, 98",

@@ -112,7 +112,13 @@ class Desk:
             "max_samples": None,
             "seed": 0,
             "finalists": 4,
-            "axes": {"fixed": [], "only": {}, "states": None, **settings.pop("axes", {})},
+            "axes": {
+                "fixed": [],
+                "only": {},
+                "states": None,
+                "neighbours": False,
+                **settings.pop("axes", {}),
+            },
             "start": None,
             "inputs": {
                 "target": {"path": str(self.target), "layout": "hf", "made": ""},
