@@ -1,0 +1,342 @@
+"""Teacher, slots, vocabulary, training, parts and engine are causes only where the figures say so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from eagle3.diagnosis.beyond import BESIDE_BIGRAM, DECENT, USELESS
+from eagle3.diagnosis.evidence import Health, Inspected, SlotSeen
+from eagle3.diagnosis.verdict import diagnose
+from eagle3.wiring import Token
+from tests.eagle3.diagnosed import GOOD, SLOT3, evidence, part, scored, slots, wiring
+
+T = wiring(0, 3, 31)
+S = wiring(3, 31, 59)
+DEAD = (0.03, 0.0, 0.0, 0.0)
+POOR = (0.3, 0.4, 0.4, 0.4)
+
+
+def kinds(e):
+    return [cause.kind for cause in diagnose(e).causes]
+
+
+def test_another_teacher_than_the_target_is_named_with_what_is_left():
+    trained, learnt = scored(T, POOR), scored(T, GOOD, truth=SLOT3.name)
+    d = diagnose(evidence(trained, teacher=SLOT3, by_teacher=learnt))
+    (cause,) = d.causes
+    assert cause.kind == "teacher"
+    # Each agreement by its name; no accept length of one truth is set beside one of another.
+    assert "state 59 of the data does (agreement 0.756)" in cause.what
+    assert "as the target's own choice (0.300)" in cause.what
+    assert f"accept length {trained.accept_length.value:.2f}" in cause.what
+    assert "agrees with the target's own choice at 0.400" in cause.what
+    assert cause.cost is None
+    assert not cause.fixes[0].possible
+
+
+def test_a_teacher_slot_that_the_drafter_was_not_trained_on_is_no_cause():
+    assert kinds(evidence(scored(T, GOOD))) == []
+
+
+def test_a_teacher_that_says_nearly_what_the_target_says_is_no_cause():
+    trained, learnt = scored(T, POOR), scored(T, GOOD, truth=SLOT3.name)
+    e = evidence(trained, teacher=SLOT3, by_teacher=learnt)
+    score = e.searched.teachers[0]
+    assert score.agreement is not None
+    near = replace(score, agreement=replace(score.agreement, value=0.97, low=0.95, high=0.98))
+    e = replace(e, searched=replace(e.searched, teachers=(near, *e.searched.teachers[1:])))
+    assert "teacher" not in kinds(e)
+
+
+def test_slots_that_are_not_what_is_declared():
+    wrong = (
+        SlotSeen(index=0, declared=3, found=(0,), verdict="contradicted", what=""),
+        SlotSeen(index=1, declared=0, found=(3,), verdict="contradicted", what=""),
+        *slots()[2:],
+    )
+    as_declared = scored(wiring(3, 0, 31), POOR)
+    d = diagnose(
+        evidence(
+            scored(T, GOOD),
+            inspected=Inspected(slots=wrong, findings=(), notes=(), as_declared=as_declared),
+        )
+    )
+    (cause,) = d.causes
+    assert cause.kind == "slots"
+    assert cause.fixes[0].lines == ("data.states=[0,3,31,59]",)
+    assert cause.cost is not None
+    assert cause.cost.accuracy_so == as_declared.accuracy
+
+
+def test_a_slot_of_no_state_of_this_target_has_to_be_captured_again():
+    wrong = (
+        *slots()[:2],
+        SlotSeen(index=2, declared=31, found=(), verdict="contradicted", what=""),
+        slots()[3],
+    )
+    d = diagnose(evidence(scored(T, GOOD), inspected=Inspected(slots=wrong, findings=(), notes=())))
+    assert d.causes[0].kind == "slots"
+    assert not d.causes[0].fixes[0].possible
+
+
+def test_shifted_states_are_the_data_and_not_the_token():
+    shifted = replace(T, token=Token.same)
+    so = scored(T, DEAD)
+    e = evidence(
+        scored(shifted, GOOD),
+        wrong=so,
+        alone={"token": so},
+        inspected=Inspected(slots=slots("as declared"), findings=(), notes=(), shift=1),
+    )
+    assert kinds(e) == ["slots"]
+
+
+def test_a_small_vocabulary_is_a_ceiling():
+    low = scored(T, (0.45, 0.5, 0.5, 0.5), coverage=0.55)
+    d = diagnose(evidence(low, trained_accuracy=0.77))
+    assert [c.kind for c in d.causes] == ["coverage"]
+    assert f"{low.coverage.value:.3f}" in d.causes[0].what
+    assert not d.causes[0].fixes[0].possible
+
+
+def test_a_drafter_far_below_its_ceiling_is_not_excused_by_it():
+    low = scored(T, (0.27, 0.4, 0.4, 0.4), coverage=0.7)
+    assert kinds(evidence(low)) == ["under-trained"]
+
+
+def test_under_trained_is_said_where_every_part_works():
+    low = scored(T, (DECENT - 0.1, 0.45, 0.45, 0.45))
+    d = diagnose(evidence(low, trained_accuracy=0.42))
+    (cause,) = d.causes
+    assert cause.kind == "under-trained"
+    assert cause.confidence == "likely"
+    assert "log says the same" in cause.what
+
+
+def test_under_trained_stands_behind_a_cause_that_was_found():
+    low, wrong = scored(T, (0.4, 0.45, 0.45, 0.45)), scored(S, DEAD)
+    e = evidence(low, wrong=wrong, alone={"states": wrong})
+    d = diagnose(e)
+    assert [c.kind for c in d.causes] == ["states", "under-trained"]
+    assert d.causes[1].confidence == "possible"
+
+
+@pytest.mark.parametrize("share", [USELESS - 0.05, -0.3])
+def test_a_part_that_does_no_work_makes_it_unknown_whatever_helps_a_little(share):
+    trained, wrong = scored(T, (0.35, 0.4, 0.4, 0.4)), scored(S, (0.25, 0.3, 0.3, 0.3))
+    parts = (part("the attention", 0.9, of=trained), part("the MLP", share, of=trained))
+    d = diagnose(
+        evidence(
+            trained,
+            wrong=wrong,
+            alone={"states": wrong},
+            health=Health(bigram=0.18, parts=parts),
+        )
+    )
+    assert d.verdict == "unknown"
+    assert [c.kind for c in d.causes] == ["unknown"]
+    assert "not among the causes I know" in d.first_lines()[0]
+    assert any("still broken" in note for note in d.notes)
+    assert d.elsewhere == ()
+
+
+def test_one_of_several_parts_may_do_little_but_no_harm():
+    good = scored(T, GOOD)
+    little = part("chunk 0 of fc", 0.0, of=good, single=True)
+    harm = part("chunk 0 of fc", -0.2, of=good, single=True)
+    works = (part("the attention", 0.9, of=good), part("the MLP", 0.4, of=good))
+    assert kinds(evidence(good, health=Health(bigram=0.18, parts=(*works, little)))) == []
+    assert kinds(evidence(good, health=Health(bigram=0.18, parts=(*works, harm)))) == ["unknown"]
+
+
+def test_a_drafter_that_knows_no_more_than_pairs_of_tokens_is_unknown():
+    dead = scored(T, (0.2, 0.1, 0.1, 0.1))
+    e = evidence(dead)
+    assert dead.accuracy.value < BESIDE_BIGRAM * e.health.bigram
+    assert kinds(e) == ["unknown"]
+
+
+def test_a_log_that_is_far_from_reached_is_unknown_behind_what_was_found():
+    trained, wrong = scored(T, (0.55, 0.6, 0.6, 0.6)), scored(S, DEAD)
+    alone = {"states": wrong}
+    assert kinds(evidence(trained, trained_accuracy=0.8)) == ["unknown"]
+    assert kinds(evidence(trained, trained_accuracy=0.6)) == []
+    found = evidence(trained, wrong=wrong, alone=alone, trained_accuracy=0.8)
+    assert kinds(found) == ["states", "unknown"]
+
+
+def measured(length, **changed):
+    return evidence(scored(T, GOOD), engine_accept_length=length, **changed)
+
+
+def test_figures_behind_the_engine():
+    predicted = scored(T, GOOD).accept_length.value
+    assert kinds(measured(predicted + 0.05)) == []
+    assert kinds(measured(1 + (predicted - 1) / 2)) == ["engine-state"]
+    assert kinds(measured(predicted + 0.7)) == ["measurement"]
+    tree = replace(scored(T, GOOD).accept_length, value=3.9, low=3.8, high=4.0)
+    (cause,) = diagnose(measured(3.9, tree=tree)).causes
+    assert cause.confidence == "likely"
+    assert "tree" in cause.what
+
+
+def test_a_figure_that_two_readings_explain_is_one_cause_with_the_other_in_its_words():
+    predicted = scored(T, GOOD).accept_length.value
+    (bonus,) = diagnose(measured(predicted - 1)).causes
+    assert bonus.kind == "measurement"
+    assert "bonus token" in bonus.what
+    assert "loses the rest" in bonus.what
+    (state,) = diagnose(measured(predicted - 0.95)).causes
+    assert state.kind == "engine-state"
+    assert "leaves the bonus token out" in state.what
+    for cause in (bonus, state):
+        assert {fix.evidence for fix in cause.fixes} == {"inferred"}
+
+
+def test_figures_of_other_chains_are_not_compared():
+    e = measured(1.2)
+    assert e.asked is not None
+    asked = replace(e.asked, flags={"speculative_num_steps": 3})
+    d = diagnose(replace(e, asked=asked))
+    assert d.causes == ()
+    assert any("job.steps=3" in line for line in d.undecided)
+
+
+# The target's end as the reference, and texts that the target did not write.
+
+
+def end_slots(verdict="as declared"):
+    return (*slots()[:3], SlotSeen(index=3, declared=61, found=(), verdict=verdict, what=""))
+
+
+def test_a_slot_with_the_target_s_last_state_is_no_other_teacher():
+    trained, learnt = scored(T, POOR), scored(T, GOOD, truth=SLOT3.name)
+    end = Inspected(slots=end_slots(), findings=(), notes=())
+    e = evidence(trained, teacher=SLOT3, by_teacher=learnt)
+    assert kinds(e) == ["teacher"]
+    assert "teacher" not in kinds(replace(e, inspected=end))
+    twice = replace(SLOT3, norms=2)
+    score = replace(e.searched.teachers[0], teacher=twice)
+    again = replace(e.searched, teacher=twice, teachers=(score, *e.searched.teachers[1:]))
+    assert kinds(replace(e, inspected=end, searched=again)) == ["teacher"]
+
+
+def test_an_end_that_is_only_declared_is_said_to_be():
+    trained = scored(T, GOOD, truth="stored_teacher")
+    e = evidence(trained, inspected=Inspected(slots=end_slots(), findings=(), notes=()))
+    d = diagnose(e)
+    assert any("declared state 61 is the target's end" in line for line in d.undecided)
+    assert "made of its last state in the data" in d.confidence
+    assert d.confidence.startswith("likely")
+
+
+@pytest.mark.parametrize("why", ["text", "follows"])
+def test_a_text_that_the_target_did_not_write_makes_no_drafter_under_trained(why):
+    low = scored(T, POOR, truth="next_token" if why == "text" else "target_argmax")
+    follows = replace(low.accuracy, value=0.3, low=0.25, high=0.35) if why == "follows" else None
+    e = evidence(low, trained_accuracy=0.74, follows=follows)
+    d = diagnose(e)
+    assert d.verdict == "sound"
+    assert any("whether the drafter is under-trained" in line for line in d.undecided)
+    assert any("whether the training log's 0.740" in line for line in d.undecided)
+    own = evidence(scored(T, POOR), trained_accuracy=0.74)
+    assert kinds(own) == ["unknown", "under-trained"]
+
+
+def test_the_log_is_held_against_the_trainer_s_own_teacher():
+    trained, learnt = scored(T, POOR), scored(T, GOOD, truth=SLOT3.name)
+    e = evidence(trained, teacher=SLOT3, by_teacher=learnt, trained_accuracy=0.74)
+    assert kinds(e) == ["teacher"]
+
+
+def test_beside_a_text_only_a_teacher_that_is_agreed_with_decently_is_one():
+    text = scored(T, (0.2, 0.4, 0.4, 0.4), truth="next_token")
+    near = scored(T, (0.35, 0.4, 0.4, 0.4), truth=SLOT3.name)
+    far = scored(T, GOOD, truth=SLOT3.name)
+    e = evidence(text, teacher=SLOT3, by_teacher=near)
+    assert "teacher" not in kinds(replace(e, health=Health(bigram=0.1, parts=e.health.parts)))
+    assert "teacher" in kinds(evidence(text, teacher=SLOT3, by_teacher=far))
+
+
+# Order of the causes, and what is said once.
+
+
+def test_the_teacher_stands_first_where_it_limits_most_and_else_behind_what_lines_mend():
+    learnt = scored(T, GOOD, truth=SLOT3.name)
+    for level, first in ((POOR, "teacher"), ((0.62, 0.7, 0.7, 0.7), "states")):
+        trained, wrong = scored(T, level), scored(S, DEAD)
+        e = evidence(
+            trained, wrong=wrong, alone={"states": wrong}, teacher=SLOT3, by_teacher=learnt
+        )
+        assert kinds(e) == [first, *({"teacher", "states"} - {first})]
+
+
+def test_slots_and_order_that_say_the_same_are_one_cause():
+    wrong = tuple(
+        SlotSeen(index=i, declared=k, found=(s,), verdict="contradicted", what="")
+        for i, (k, s) in enumerate(((3, 0), (31, 3), (0, 31)))
+    )
+    inspected = Inspected(slots=(*wrong, slots()[3]), findings=(), notes=())
+    assert inspected.labelled((0, 3, 31)) == (3, 31, 0)
+    so = scored(wiring(3, 31, 0), DEAD)
+    alone = {"order": so}
+    e = evidence(scored(T, GOOD), wrong=so, alone=alone, engine=False, inspected=inspected)
+    assert kinds(e) == ["slots"]
+    # Another order than the labels' is a fault of its own.
+    other = scored(wiring(31, 0, 3), DEAD)
+    e = evidence(
+        scored(T, GOOD), wrong=other, alone={"order": other}, engine=False, inspected=inspected
+    )
+    assert set(kinds(e)) == {"slots", "order"}
+
+
+def test_states_that_only_the_labels_call_otherwise_are_one_cause_with_the_slots():
+    wrong = SlotSeen(index=2, declared=30, found=(31,), verdict="contradicted", what="")
+    seen = Inspected(slots=(*slots()[:2], wrong, slots()[3]), findings=(), notes=())
+    so = scored(wiring(0, 3, 30), POOR)
+    e = evidence(scored(T, GOOD), wrong=so, alone={"states": so}, inspected=seen)
+    assert kinds(e) == ["slots"]
+
+
+# Training, parts.
+
+
+def test_under_trained_is_level_and_shows_its_curve_and_the_engine_beside_it():
+    low = scored(T, (0.4, 0.45, 0.45, 0.45))
+    (cause,) = diagnose(evidence(low, engine_accept_length=low.accept_length.value)).causes
+    assert "level over the draft steps (0.40, 0.44" in cause.what
+    assert "is as standalone" in cause.what
+    assert cause.confidence == "likely"
+    steep = scored(T, (0.45, 0.28, 0.2, 0.2))
+    d = diagnose(evidence(steep))
+    assert d.causes == ()
+    assert any("draft steps are not level" in line for line in d.undecided)
+
+
+def test_under_trained_beside_an_engine_that_gives_less_is_only_possible():
+    low = scored(T, (0.4, 0.45, 0.45, 0.45))
+    d = diagnose(evidence(low, engine_accept_length=1.05))
+    assert [c.kind for c in d.causes] == ["under-trained", "engine-state"]
+    assert "is not as standalone" in d.causes[0].what
+    assert d.causes[0].confidence == "possible"
+
+
+def test_a_part_is_only_idle_where_the_interval_says_so():
+    good = scored(T, GOOD)
+    works = part("the attention", 0.9, of=good)
+    idle = part("the MLP", 0.05, of=good)
+    wide = replace(idle, worth=replace(idle.worth, low=-0.3, high=0.4))
+    assert kinds(evidence(good, health=Health(bigram=0.18, parts=(works, idle)))) == ["unknown"]
+    assert kinds(evidence(good, health=Health(bigram=0.18, parts=(works, wide)))) == []
+
+
+def test_what_was_not_shown_to_help_is_inferred():
+    for e in (
+        measured(1.3),
+        evidence(scored(T, (0.4, 0.45, 0.45, 0.45))),
+        evidence(scored(T, DEAD)),
+    ):
+        for cause in diagnose(e).causes:
+            assert {fix.evidence for fix in cause.fixes} <= {"run", "read", "inferred"}
