@@ -38,6 +38,7 @@ class DrafterCheckpoint:
     drafter: Drafter
     form: DrafterForm
     embedding: Tensor | None
+    own_t2d: bool  # whether t2d is the file's; else it was made of d2t, read as offsets
     fingerprint: str  # sha256 over config.json and the weights
     notes: tuple[str, ...]  # the layout, and every default that changes what is computed
 
@@ -60,12 +61,13 @@ def load_drafter(
     faults += wrong_tensors(form, tensors) + wrong_numbers(files)
     if form is None or faults:
         raise BadInput(f"{weights.files[0]} and {where} do not fit: {'; '.join(faults)}")
-    embedding = tensors.pop(EMBEDDING, None)
+    embedding, own_t2d = tensors.pop(EMBEDDING, None), "t2d" in tensors
     notes = [*said_aloud(form, config), *other_turns(form, turns), *complete_tables(form, tensors)]
     return DrafterCheckpoint(
         drafter=build(drafter_shape(form), tensors, device),
         form=form,
         embedding=None if embedding is None else embedding.to(device),
+        own_t2d=own_t2d,
         fingerprint=fingerprint_files([where, *index_file(weights), *weights.files]),
         notes=tuple(notes),
     )

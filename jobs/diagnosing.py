@@ -55,6 +55,11 @@ def diagnose_folder(asked: Asked, kit: Kit, progress: Progress = lambda *_: None
         asked=asked, kit=kit, known=known, form=form, inspected=inspected, texts=tuple(texts)
     )
     evidence = gather(matter, progress)
+    if inspected.shift:
+        mended = aligned(matter, ran, progress)
+        moved = gather(mended, progress)
+        if works_better(moved, evidence):
+            matter, texts, evidence = mended, list(mended.texts), moved
     if asked.neighbours and is_low(evidence):
         more_texts, made = with_neighbours(kit, evidence, texts, ran)
         wide = replace(matter, texts=tuple(more_texts))
@@ -71,6 +76,22 @@ def diagnose_folder(asked: Asked, kit: Kit, progress: Progress = lambda *_: None
         data_digest=digest,
         notes=notes,
     )
+
+
+def aligned(m: Matter, layers: int, progress: Progress) -> Matter:
+    """The same with each row of the data at the position whose states it holds."""
+    texts, *_ = texts_of(m.asked, m.kit, m.known, m.form, layers, progress, shift=m.inspected.shift)
+    inspected = replace(m.inspected, aligned=True)
+    return replace(
+        m, inspected=inspected, texts=tuple(with_end(texts, m.form, inspected, m.kit.target))
+    )
+
+
+def works_better(one: Evidence, other: Evidence) -> bool:
+    """Whether the drafter is that of this evidence rather than of the other's data."""
+    if broken(one):
+        return False
+    return bool(broken(other)) or one.trained.accuracy.value > other.trained.accuracy.value
 
 
 def is_low(e: Evidence) -> bool:

@@ -19,7 +19,7 @@ from eagle3.doctor.report import examine
 from eagle3.errors import BadInput
 from eagle3.form import Rope
 from eagle3.layers import LayerConvention
-from eagle3.metrics import Rate
+from eagle3.metrics import Difference, Rate
 from eagle3.search.score import Scorer
 from eagle3.search.search import Searched
 from eagle3.search.texts import Text
@@ -59,6 +59,7 @@ class ServedSide:
     why_not: str | None
     alone: Mapping[str, Scored]
     alone_by_teacher: Mapping[str, Scored]
+    loss_alone: Mapping[str, Difference]
     not_alone: Mapping[str, str]
 
 
@@ -73,7 +74,7 @@ def measured(m: Matter, searched: Searched, scorer: Scorer, file: Scorer | None 
     trained = m.scored(scorer, best)
     same = teacher == trained.truth
     by_teacher = trained if same else measure.scored(scorer, best, teacher, seed)
-    side = served_side(m, scorer, file, trained, teacher)
+    side = served_side(m, scorer, file, trained, searched)
     tree, notes = None, list[str]()
     if side.as_served is not None:
         tree, notes = tree_of(m, side.wrong, trained.truth)
@@ -93,6 +94,7 @@ def measured(m: Matter, searched: Searched, scorer: Scorer, file: Scorer | None 
         why_not_served=side.why_not,
         alone=side.alone,
         alone_by_teacher=side.alone_by_teacher,
+        loss_alone=side.loss_alone,
         not_alone=side.not_alone,
         ladder=(),
         health=measure.health(
@@ -119,9 +121,10 @@ def measured(m: Matter, searched: Searched, scorer: Scorer, file: Scorer | None 
 
 
 def served_side(
-    m: Matter, scorer: Scorer, file: Scorer | None, trained: Scored, teacher: str
+    m: Matter, scorer: Scorer, file: Scorer | None, trained: Scored, searched: Searched
 ) -> ServedSide:
     """What is served, or declared, and each difference put into the trained wiring alone."""
+    teacher = searched.teacher.name
     best, served, seed = trained.wiring, m.known.served, m.asked.seed
     wrong = held_against(served, m.known.declared, best).resolved(m.known.checkpoint.form)
     runs = served is None or served.wiring is not None
@@ -134,6 +137,7 @@ def served_side(
     learnt = alone
     if teacher != trained.truth:
         learnt, _ = measure.alone(scorer, best, wrong, teacher, seed)
+    loss = measure.loss_alone(scorer, best, alone, teacher, comparisons=searched.scored)
     not_alone = {**not_alone, **measure.uncounted(trained, alone)}
     if file is not None:
         alone = {**alone, TABLE: m.scored(file, best)}
@@ -144,6 +148,7 @@ def served_side(
         why_not=why,
         alone=alone,
         alone_by_teacher=learnt,
+        loss_alone=loss,
         not_alone=not_alone,
     )
 

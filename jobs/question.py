@@ -255,6 +255,8 @@ def texts_of(
     form: DataForm,
     layers: int,
     progress: Progress,
+    *,
+    shift: int = 0,
 ) -> tuple[list[Text], str, LeftOut, tuple[str, ...]]:
     """The texts with the states that a wiring at hand asks for, as far as they can be had."""
     target = kit.target
@@ -286,6 +288,7 @@ def texts_of(
         left_out=left_out,
         device=target.device,
         more_states=made if missing else None,
+        shift=shift,
         seen=seen,
         progress=lambda done, total: progress("read", done, total),
     )

@@ -27,6 +27,7 @@ class Cost:
     accept_length_as_trained: Rate
     accept_length_so: Rate
     difference: Difference  # of accept lengths, as trained minus so, paired
+    comparisons: int  # that its interval is corrected for
 
     def plain(self) -> dict[str, Any]:
         """As plain data."""
@@ -36,6 +37,7 @@ class Cost:
             "accept_length_as_trained": self.accept_length_as_trained.plain(),
             "accept_length_so": self.accept_length_so.plain(),
             "difference": asdict(self.difference),
+            "comparisons": self.comparisons,
         }
 
 

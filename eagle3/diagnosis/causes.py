@@ -27,7 +27,9 @@ from eagle3.wiring import Wiring
 # What a cause must cost at least: less is lost among texts, releases and rounding.
 LEAST_ACCURACY = 0.02
 LEAST_LENGTH = 0.05
-LEAST = (("accept_length", LEAST_LENGTH), ("accuracy", LEAST_ACCURACY))
+LEAST_SHARE = (
+    0.05  # of what is accepted at all; where that is little, less than LEAST_LENGTH matters
+)
 # A difference of which more than this may be hidden beyond the least is open, not harmless.
 OPEN_LENGTH = 0.2
 OPEN_ACCURACY = 0.05
@@ -76,6 +78,7 @@ def cost_of(trained: Scored, so: Scored, comparisons: int) -> Cost | None:
         accept_length_as_trained=trained.accept_length,
         accept_length_so=so.accept_length,
         difference=trained.minus(so, "accept_length", comparisons=comparisons),
+        comparisons=comparisons,
     )
 
 
@@ -90,11 +93,16 @@ def no_cost(trained: Scored, so: Scored) -> str | None:
 
 
 def matters(trained: Scored, so: Scored, comparisons: int) -> bool:
-    """Whether a loss is settled, and more than LEAST_ACCURACY or LEAST_LENGTH; either will do, so the
+    """Whether a loss is settled, and enough in accuracy or in accept length; either will do, so the
     interval is corrected for both.
     """
-    for name, least in LEAST:
-        lost = trained.minus(so, name, comparisons=comparisons * len(LEAST))
+    accepted = trained.accept_length.value - 1
+    enough = {
+        "accept_length": min(LEAST_LENGTH, LEAST_SHARE * accepted),
+        "accuracy": LEAST_ACCURACY,
+    }
+    for name, least in enough.items():
+        lost = trained.minus(so, name, comparisons=comparisons * len(enough))
         if lost.low > 0 and lost.value >= least:
             return True
     return False
@@ -105,8 +113,14 @@ def counted(scored: Scored, name: str) -> bool:
     return any(text[name].denominator for text in scored.counts if name in text)
 
 
-def comparisons_of(e: Evidence) -> int:
-    """For how many comparisons an interval is corrected: all wirings that the search scored."""
+def comparisons_of(e: Evidence, kind: str | None = None) -> int:
+    """For how many comparisons an interval is corrected: all wirings that the search scored.
+
+    Of a kind whose trained side the cross-entropy settles, which was corrected for them already, only
+    for what is served otherwise: the sides were not chosen by what is compared.
+    """
+    if kind is not None and kind in e.loss_alone and e.loss_alone[kind].low > 0:
+        return max(1, len(e.alone))
     return max(1, e.searched.scored, len(e.alone))
 
 
@@ -212,7 +226,7 @@ def runs(e: Evidence) -> bool:
 
 def shows(e: Evidence, kind: str, so: Scored) -> bool:
     """Whether a difference is settled, against the target or against what the drafter learnt."""
-    comparisons = comparisons_of(e)
+    comparisons = comparisons_of(e, kind)
     by_teacher = e.alone_by_teacher.get(kind)
     return matters(e.trained, so, comparisons) or (
         by_teacher is not None and matters(e.by_teacher, by_teacher, comparisons)
@@ -222,7 +236,7 @@ def shows(e: Evidence, kind: str, so: Scored) -> bool:
 def wiring_cause(e: Evidence, kind: str, name: str, so: Scored | None) -> Cause:
     """One difference as a cause."""
     trained, wrong = e.trained.wiring, e.wrong
-    cost = None if so is None else cost_of(e.trained, so, comparisons_of(e))
+    cost = None if so is None else cost_of(e.trained, so, comparisons_of(e, kind))
     ours, theirs = value_words(trained, name), value_words(wrong, name)
     costless = None if so is None else no_cost(e.trained, so)
     return Cause(
@@ -307,7 +321,7 @@ def confidence_of(e: Evidence, kind: str, so: Scored | None) -> str:
         return LIKELY
     if how_trained(e, switch_of(kind) or kind) != MEASURED or not runs(e):
         return LIKELY
-    cost = cost_of(e.trained, so, comparisons_of(e))
+    cost = cost_of(e.trained, so, comparisons_of(e, kind))
     if not target_s_own(e.trained) or cost is None or cost.difference.low <= 0:
         return LIKELY
     if kind in (STATES, ORDER):

@@ -141,6 +141,7 @@ class Inspected:
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     shift: int = 0  # row t of the states belongs to position t + shift
+    aligned: bool = False  # what was measured was measured with each row at its position
     as_declared: Scored | None = None  # the trained wiring with the states taken as declared
 
     def labelled(self, states: Sequence[int]) -> tuple[int, ...]:
@@ -191,6 +192,9 @@ class Evidence:
     alone: Mapping[str, Scored]  # kind → trained, with this difference put in alone
     # The same against the teacher: what the drafter learnt shows a difference most clearly.
     alone_by_teacher: Mapping[str, Scored]
+    # Kind → cross-entropy of the first step with this difference put in alone minus that as trained,
+    # against the teacher, corrected for all wirings: how surely the trained side is what was trained.
+    loss_alone: Mapping[str, Difference]
     not_alone: Mapping[str, str]  # kind → why its cost cannot be measured
     ladder: tuple[tuple[str, Scored], ...]  # kind mended → accept length; begins behind the first
     health: Health

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,9 +14,9 @@ from eagle3.checkpoint import DrafterCheckpoint
 from eagle3.diagnosis.causes import kinds_between, no_cost, with_part_of
 from eagle3.diagnosis.evidence import Health, Mended, Part, Scored
 from eagle3.errors import BadInput
-from eagle3.metrics import Count, Rate, Truth, rate
+from eagle3.metrics import Count, Difference, Rate, Truth, rate
 from eagle3.model import Drafter
-from eagle3.search.bounds import rate_difference
+from eagle3.search.bounds import bounded, loss_bounds, rate_difference, tail_of
 from eagle3.search.score import Scorer
 from eagle3.search.texts import Text
 from eagle3.wiring import Wiring
@@ -60,6 +61,26 @@ def alone(
         if reason is not None:
             why[kind] = reason
     return found, why
+
+
+def loss_alone(
+    scorer: Scorer, trained: Wiring, alone: Mapping[str, Scored], teacher: str, *, comparisons: int
+) -> dict[str, Difference]:
+    """How much cross-entropy each difference alone adds to the first step, paired and corrected.
+
+    Readings of d2t are left out: each is about other tokens.
+    """
+    others = {kind: so.wiring for kind, so in alone.items() if so.wiring.d2t == trained.d2t}
+    if not others:
+        return {}
+    chosen = range(len(scorer.texts))
+    sums, rows = scorer.losses(list(dict.fromkeys((trained, *others.values()))), chosen, teacher)
+    places = {w: i for i, w in enumerate(dict.fromkeys((trained, *others.values())))}
+    value, reach = loss_bounds(sums[0], sums, rows, tail_of(comparisons))
+    return {
+        kind: bounded(float(value[places[w]]), float(reach[places[w]]), math.inf)
+        for kind, w in others.items()
+    }
 
 
 def uncounted(trained: Scored, found: Mapping[str, Scored]) -> dict[str, str]:

@@ -93,7 +93,8 @@ def conclude(e: Evidence) -> Concluded:
     wiring, harmless = wiring_causes(e)
     reasons = beyond.broken(e)
     slots = list(beyond.slot_causes(e, wiring))
-    if slots and (e.inspected.shift or any(unfound(s) for s in e.inspected.slots)):
+    shifted = e.inspected.shift and not e.inspected.aligned
+    if slots and (shifted or any(unfound(s) for s in e.inspected.slots)):
         # What was measured on such data says nothing of the drafter.
         left = [f"on this data: {reason}" for reason in reasons]
         return Concluded(verdict=CAUSE, causes=tuple(slots), because=(), notes=(*harmless, *left))
@@ -226,7 +227,8 @@ def confidence(e: Evidence, concluded: Concluded) -> str:
         lost = first.cost.difference
         said = "cost settled at" if lost.low > 0 else "cost not settled:"
         reasons.append(
-            f"{said} {lost.low:.2f} to {lost.high:.2f}, corrected for {e.searched.scored} wirings"
+            f"{said} {lost.low:.2f} to {lost.high:.2f}, corrected for {first.cost.comparisons} "
+            "comparisons"
         )
     return f"{level}: {'; '.join(reasons)}"
 

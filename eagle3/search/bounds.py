@@ -106,6 +106,18 @@ def accuracy_bounds(
     return value, torch.minimum(between, within)
 
 
+def loss_bounds(one: Tensor, others: Tensor, rows: Tensor, tail: float) -> tuple[Tensor, Tensor]:
+    """The mean loss of other wirings minus that of one [W], and how far each may be off at `tail`.
+
+    one [T] and others [W, T] are sums over rows [T], by the spread between texts.
+    """
+    counted, total = int((rows > 0).sum()), rows.sum().clamp(min=1)
+    parts = others - one
+    value = parts.sum(1) / total
+    spread = (parts - value[:, None] * rows).pow(2).sum(1) * counted / max(1, counted - 1)
+    return value, reach_of(spread.sqrt() / total, counted, tail)
+
+
 def reach_of(error: Tensor, texts: int, tail: float) -> Tensor:
     """How far a difference may be off; one text says nothing about the spread between texts."""
     return t_quantile(tail, texts - 1) * error if texts > 1 else torch.full_like(error, math.inf)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,7 @@ from eagle3.wiring import D2T, DecoderLayer, Embedding, Head, RopeChoice, Token,
 # drafters waiting for the next operation to begin.
 AT_ONCE = {"cpu": 1024, "cuda": 16384}
 ROWS_AT_ONCE = 512  # bounds logits to [512, V_d]
+TEMPERATURES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0)  # that losses are tried at
 SCORES_AT_ONCE = 1 << 25  # numbers in the deeper steps' attention scores
 KEPT_BYTES = 1 << 30  # of rows of the target's head
 WASTE = 1.2  # rows that are run, padding included, over those that are asked for
@@ -128,27 +130,34 @@ class Scorer:
         return torch.tensor(counts, dtype=torch.float64)
 
     @torch.no_grad()
-    def losses(self, wirings: Sequence[Wiring], chosen: Sequence[int], teacher: str) -> Tensor:
-        """Cross-entropy of the first step against the teacher, a mean over a text's rows, [W, chosen].
+    def losses(
+        self, wirings: Sequence[Wiring], chosen: Sequence[int], teacher: str
+    ) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of the first step against the teacher, [W, chosen] sums in nats, and of how many
+        rows, [chosen]: those whose token has a draft id; all wirings read d2t the same way.
 
-        In nats, over the rows whose token has a draft id; wirings read d2t the same way. It tells close
-        wirings apart that are right equally often.
+        It tells wirings apart that are right equally often. Each is taken at the temperature that suits
+        it best, so that one that only makes the drafter more or less sure of itself wins nothing.
         """
         (reading,) = {wiring.d2t for wiring in wirings}
-        draft_id = torch.full((self.target.vocab + 1,), -1, device=self.texts[0].ids.device)
         ids = self.to_target(reading)
+        draft_id = torch.full((self.target.vocab + 1,), -1, device=ids.device)
         draft_id[ids] = torch.arange(len(ids), device=ids.device)
         draft_id[-1] = -1  # where an id leads outside, and where the teacher's choice is not known
-        found: dict[Wiring, dict[int, float]] = defaultdict(dict)
+        sums = torch.zeros(len(wirings), len(TEMPERATURES), len(chosen), dtype=torch.float64)
+        rows = torch.zeros(len(chosen), dtype=torch.float64)
+        place, number = {i: n for n, i in enumerate(chosen)}, {w: n for n, w in enumerate(wirings)}
         for batch in self._batches(chosen):
             wanted = draft_id[self._truths(batch, [teacher])[0]]
+            at = torch.tensor([place[i] for i in batch.numbers])[batch.owner.cpu()]
+            known = wanted >= 0
+            rows.index_add_(0, at, known.double().cpu())
             for y, alike in self._first_steps(batch, wirings):
                 for wiring in alike:
-                    loss = self._loss(y, wanted, wiring)
-                    for b, i in enumerate(batch.numbers):
-                        here = (batch.owner == b) & (wanted >= 0)
-                        found[wiring][i] = float(loss[here].mean()) if here.any() else 0.0
-        return torch.tensor([[found[w][i] for i in chosen] for w in wirings], dtype=torch.float64)
+                    loss = self._loss(y, wanted, wiring).where(known, 0.0).double().cpu()
+                    sums[number[wiring]].index_add_(1, at, loss)
+        best = sums.sum(2).argmin(1)
+        return sums[torch.arange(len(wirings)), best], rows
 
     def rights_known(self, wiring: Wiring) -> Mapping[int, tuple[int, ...]]:
         """What is known so far: text → how often the first step is right, a teacher of `teachers`."""
@@ -231,6 +240,14 @@ class Scorer:
     def outside(self, d2t: D2T) -> int:
         """How many draft ids lead outside the target's vocabulary."""
         return int((self.to_target(d2t) < 0).sum())
+
+    @cached_property
+    def named_by_t2d(self) -> frozenset[D2T]:
+        """The readings of d2t that name the tokens of the file's own t2d; none, where it has none."""
+        if not self.checkpoint.own_t2d:
+            return frozenset()
+        wanted = self.checkpoint.drafter.t2d.nonzero().flatten()
+        return frozenset(d for d in D2T if torch.equal(self.to_target(d).sort().values, wanted))
 
     def head(self, wiring: Wiring) -> Tensor:
         """The head's rows [V_d, H_d]."""
@@ -370,14 +387,20 @@ class Scorer:
         return torch.cat(chosen)
 
     def _loss(self, y: Tensor, wanted: Tensor, wiring: Wiring) -> Tensor:
-        """Cross-entropy of every row of y [N, H_d] with its draft id; of no meaning where that is -1."""
+        """Cross-entropy of every row of y [N, H_d] with its draft id, [TEMPERATURES, N]; of no meaning
+        where that is -1.
+        """
         head, normed = self.head(wiring), self.shape(wiring).head_norm
         losses = []
         for part, ids in zip(y.split(ROWS_AT_ONCE), wanted.split(ROWS_AT_ONCE), strict=True):
             seen = self.checkpoint.drafter.norm(part) if normed else part
-            logits = F.linear(seen, head)
-            losses.append(F.cross_entropy(logits, ids.clamp(min=0), reduction="none"))
-        return torch.cat(losses)
+            logits, ids = F.linear(seen, head), ids.clamp(min=0)
+            losses.append(
+                torch.stack(
+                    [F.cross_entropy(logits / t, ids, reduction="none") for t in TEMPERATURES]
+                )
+            )
+        return torch.cat(losses, 1)
 
     # Whole chains: eagle3.chain.draft_chains for texts side by side.
 

@@ -55,6 +55,7 @@ def load_texts(
     device: str = "cpu",
     teachers: Sequence[Teacher] | None = None,
     more_states: MoreStates | None = None,
+    shift: int = 0,
     seen: Callable[[Sample], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Text]:
@@ -62,7 +63,8 @@ def load_texts(
 
     `teachers` are those whose choices are made, None for all of teachers_of. `more_states` is given
     all texts [T] and makes states that are not stored; where state 0 is not, it is made from the
-    target's embedding (see why_no_embedding). `seen` is shown each sample as it was read. Where one
+    target's embedding (see why_no_embedding). `shift` is how far the data's rows lag behind their
+    positions: row t belongs to position t + shift. `seen` is shown each sample as it was read. Where one
     text lacks the target's own choices, none keeps them: truths are never mixed.
     """
     if teachers is None:
@@ -82,7 +84,7 @@ def load_texts(
     embed = why_no_embedding(target) is None
     texts: list[Text] = []
     for sample in samples:
-        texts.append(text_of(sample, form, target, teachers, steps, embed=embed))
+        texts.append(text_of(sample, form, target, teachers, steps, embed=embed, shift=shift))
         if seen is not None:
             seen(sample)
         if progress is not None:
@@ -109,14 +111,16 @@ def text_of(
     steps: int,
     *,
     embed: bool,
+    shift: int = 0,
 ) -> Text:
     """A sample as a search needs it."""
     ids, rows = sample.input_ids, scored_rows(sample.loss_mask)
+    stored = [aligned(h, shift) for h in sample.stored]
     chosen: dict[str, Tensor] = {}
     if sample.target_argmax is not None:
         chosen[Truth.target_argmax.value] = sample.target_argmax
     asked = [(t.name, t.slot, t.norms) for t in teachers if t.slot is not None]
-    made = [(sample.stored[slot], norms - form.slots[slot].normed) for _, slot, norms in asked]
+    made = [(stored[slot], norms - form.slots[slot].normed) for _, slot, norms in asked]
     for (name, _, _), tokens in zip(asked, choices(made, target, rows, steps), strict=True):
         chosen[name] = tokens
     where = str(sample.path)
@@ -124,7 +128,7 @@ def text_of(
     for name, tokens in chosen.items():
         truths[name] = truth_tokens(ids, tokens, Truth.target_argmax, where)
     states = {
-        slot.state: sample.stored[i].to(ids.device)
+        slot.state: stored[i].to(ids.device)
         for i, slot in enumerate(form.slots)
         if slot.state is not None and not slot.normed
     }
@@ -140,6 +144,16 @@ def text_of(
         truths=truths,
         computed=computed,
     )
+
+
+def aligned(h: Tensor, shift: int) -> Tensor:
+    """States [T, H] of which row t belongs to position t + shift, each at its position; others are 0."""
+    if not shift:
+        return h
+    moved = torch.roll(h, shift, 0)
+    edge = moved[:shift] if shift > 0 else moved[shift:]
+    edge.zero_()
+    return moved
 
 
 def choices(

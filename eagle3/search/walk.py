@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
@@ -10,7 +11,7 @@ from typing import Any
 from eagle3.form import DrafterForm
 from eagle3.metrics import Difference
 from eagle3.search.axes import STATES, Axis, changed, changes, value_of
-from eagle3.search.bounds import accuracy_bounds, bounded, length_bounds
+from eagle3.search.bounds import accuracy_bounds, bounded, length_bounds, loss_bounds
 from eagle3.search.halving import (
     LENGTH,
     Field,
@@ -28,7 +29,7 @@ from eagle3.search.judging import (
 )
 from eagle3.search.score import Scorer
 from eagle3.search.teachers import Teacher
-from eagle3.wiring import Wiring
+from eagle3.wiring import Head, Wiring
 
 MOST_ROUNDS = 12  # from one start; each takes a change that is clearly better
 FAINT = 0.25  # agreement below which one change more may hide behind another fault
@@ -37,6 +38,8 @@ EFFORT = 3  # no round of a race costs more than so many wirings on all texts
 # Less than this is no fault that anybody would look for, however clear enough data makes it: of
 # agreement, and of accept length.
 LEAST_GAIN, LEAST_LENGTH = 0.005, 0.01
+LEAST_LOSS = 0.01  # nats of cross-entropy, likewise
+MOST_LIKELY = 12  # of those who cannot be told apart, whose cross-entropy is looked at
 MANY_ROUNDS = 100  # of the served walk, below which a teacher's accept length is not asked about
 Progress = Callable[[int, int], None]
 
@@ -130,10 +133,23 @@ class Walk:
             other = changed(other, change.name, change.value, self.form)
         if other == wiring or other in found or other in self.impossible:
             return
-        if why := self.scorer.why_not(other):
+        why = self.scorer.why_not(other)
+        if why is None and (other.d2t, other.head) != (wiring.d2t, wiring.head):
+            why = self.why_no_table(other)
+        if why is not None:
             self.impossible[other] = why
             return
         found[other] = made
+
+    def why_no_table(self, wiring: Wiring) -> str | None:
+        """Why a reading of d2t is none to be tried with the target's head; None: it is."""
+        named = self.scorer.named_by_t2d
+        if wiring.head is not Head.target or not named or wiring.d2t in named:
+            return None
+        return (
+            f"the target's head has rows for every reading of d2t, so only the one that names t2d's "
+            f"tokens is tried with it ({', '.join(sorted(d.value for d in named))})"
+        )
 
     # What is taken.
 
@@ -229,12 +245,21 @@ class Walk:
         ]
         better.sort(key=lambda w: len(here.differing(w)))  # stable: of equals the higher one
         taken = better[0] if better else None
+        likelier = None
+        if taken is None:
+            ahead = [w for i, w in enumerate(field.left) if w != here and value[i] <= 0]
+            taken, likelier = self.take_likelier(here, ahead, teacher, field)
         tried = (
             f"{len(contestants)} wirings around {named(self.began, here)} against {teacher.name}"
         )
         if taken is None:
             if not quiet:
                 self.say(f"{tried}: none is clearly better")
+        elif likelier is not None:
+            self.say(
+                f"{tried}: took {' and '.join(changes(here, taken))}, cross-entropy of the first step "
+                f"{said(likelier)} nats on {field.texts} texts"
+            )
         else:
             i = field.left.index(taken)
             gain = bounded(-float(value[i]), float(reach[i]), 1.0)
@@ -243,6 +268,25 @@ class Walk:
                 f"{field.texts} texts"
             )
         return taken, field
+
+    def take_likelier(
+        self, here: Wiring, others: Sequence[Wiring], teacher: Teacher, field: Field
+    ) -> tuple[Wiring | None, Difference | None]:
+        """Of those who are right as often, the simplest that clearly gives the teacher's choices more
+        probability than what is here, with by how much; None where nobody does.
+
+        Training worked for that probability, so this tells what was trained where counts do not.
+        """
+        close = [w for w in others if w.d2t == here.d2t and self.speaks(w, teacher)][:MOST_LIKELY]
+        if not close:
+            return None, None
+        sums, rows = self.scorer.losses([here, *close], self.order[: field.texts], teacher.name)
+        value, reach = loss_bounds(sums[0], sums[1:], rows, field.tail)
+        better = [i for i, v in enumerate(value.tolist()) if -v > max(float(reach[i]), LEAST_LOSS)]
+        if not better:
+            return None, None
+        i = min(better, key=lambda i: (len(here.differing(close[i])), float(value[i])))
+        return close[i], bounded(float(value[i]), float(reach[i]), math.inf)
 
     def keep_out(self, field: Field) -> None:
         """Remember who left a race, and who stayed close to its leader."""
@@ -416,7 +460,8 @@ class Walk:
         alike = [w for w in close if w.d2t == close[0].d2t]
         if len(alike) == 1:
             return close[0]
-        return alike[int(self.scorer.losses(alike, self.order, teacher.name).sum(1).argmin())]
+        losses, _ = self.scorer.losses(alike, self.order, teacher.name)
+        return alike[int(losses.sum(1).argmin())]
 
     def is_stored(self, wiring: Wiring) -> bool:
         """Whether the data holds all states that a wiring feeds."""

@@ -184,6 +184,7 @@ def evidence(
         why_not_served=None,
         alone=found,
         alone_by_teacher=found,
+        loss_alone={},
         not_alone={},
         ladder=tuple((kind, trained) for kind in found),
         health=Health(

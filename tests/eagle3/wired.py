@@ -53,6 +53,7 @@ def checkpoint_of(drafter: Drafter, embedding: Tensor | None = None) -> DrafterC
     return DrafterCheckpoint(
         drafter=drafter,
         form=form_of(drafter.shape, own_embedding=embedding is not None),
+        own_t2d=True,
         embedding=embedding,
         fingerprint="",
         notes=(),
