@@ -44,7 +44,7 @@ check: setup
 bench: setup
 	$(RUN) bench/startup.py
 	$(RUN) bench/push.py
-	$(RUN) -m bench.wiring_search --draws 5
+	$(RUN) -m bench.wiring_search --draws 6 --seed 1
 	$(RUN) -m bench.diagnosis --sample 40 --seed 1
 
 # Every case of the fault bench, then those that no threshold was fixed on: two hours.

@@ -35,18 +35,18 @@ from bench.planted.cases import (
     draft_of,
     sample,
 )
-from bench.planted.draft import Draft
+from bench.planted.draft import AXES, STEPS, Draft
 from bench.planted.drafters import DRAFTERS, sound
 from bench.planted.lab import Laboratory
 from bench.planted.score import BARS, Answer, lower, too_low, upper
 from eagle3.errors import BadInput
 from jobs import drafter_test
-from jobs.diagnose import asked_of
+from jobs.asked import asked_of
 from jobs.diagnosing import diagnose_folder
 from jobs.events import Events
 from jobs.question import Kit
 
-STEPS, THREADS = 4, 2
+THREADS = 2
 
 
 class Bench:
@@ -99,7 +99,7 @@ class Bench:
             "steps": STEPS,
             "max_samples": None,
             "seed": 0,
-            "axes": {"fixed": [], "only": {}, "states": None},
+            "axes": AXES,
             "start": None,
             "finalists": 8,
             "inputs": inputs,

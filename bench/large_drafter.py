@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from bench.large_files import STORED, Made, Size, make, write_json
+from bench.planted.draft import AXES, STEPS
 
 CLONE = Path(__file__).resolve().parent.parent
 ENGINE = {"name": "sglang", "version": "0.5.12", "engine_class": "kimi_k25"}
@@ -40,11 +41,11 @@ def request_of(made: Made, *, threads: int, job: str = "diagnose") -> dict[str, 
         "device": "cpu",
         "threads": threads,
         "timeout_s": None,
-        "steps": 4,
+        "steps": STEPS,
         "max_samples": None,
         "seed": 0,
         "truth": "target_argmax",
-        "axes": {"fixed": [], "only": {}, "states": None},
+        "axes": AXES,
         "start": None,
         "finalists": 8,
         "inputs": {

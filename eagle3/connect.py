@@ -40,6 +40,7 @@ from eagle3.wiring import (
     Window,
     Wiring,
     chosen_rope,
+    needs_target,
 )
 
 COMPARED_ROWS = 1024  # of two embeddings, evenly spread
@@ -121,8 +122,7 @@ def connect(checkpoint: DrafterCheckpoint, target: TargetParts, wiring: Wiring) 
             f"wiring.layers names {len(states)} states, but the drafter's fc takes {shape.num_aux}"
         )
     to_target = draft_to_target_ids(checkpoint.drafter.d2t, wiring.d2t, shape.vocab)
-    theirs = target_rope(target) if wiring.rope is RopeChoice.target else None
-    switches = switches_of(wiring, shape, theirs)
+    switches = switches_of(wiring, shape, rope_needed(wiring, target))
     drafter = checkpoint.drafter.rewired(**switches) if switches else checkpoint.drafter
     return Connected(
         drafter=drafter,
@@ -153,12 +153,19 @@ def check_fit(checkpoint: DrafterCheckpoint, target: TargetParts) -> None:
 def switches_of(wiring: Wiring, shape: DrafterShape, theirs: Rope | None) -> dict[str, Any]:
     """What the wiring changes in the shape that the checkpoint declares, by the shape's own names.
 
-    `theirs` is the target's rope, which only wiring.rope=target needs.
+    `theirs` is the target's rope where the wiring needs it, see `rope_needed`. Raises BadInput where
+    there is none, or where base and scaling of two models make no rotary embedding.
     """
+    rope = chosen_rope(wiring.rope, shape.rope, theirs)
+    if rope.kind == "yarn" and rope.theta <= 1:
+        raise BadInput(
+            f"wiring.rope={wiring.rope.value} puts yarn scaling on base {rope.theta:g}, but yarn needs "
+            "a base above 1"
+        )
     switches: dict[str, Any] = {
         "hidden_first": wiring.concat is Concat.hidden_first,
         "input_norms": wiring.input_norms,
-        "rope": chosen_rope(wiring.rope, shape.rope, theirs),
+        "rope": rope,
         "interleaved": wiring.rotation is Rotation.interleaved,
         "standing": wiring.positions is Positions.standing,
     }
@@ -182,8 +189,16 @@ def switches_of(wiring: Wiring, shape: DrafterShape, theirs: Rope | None) -> dic
     return {name: value for name, value in switches.items() if value != getattr(shape, name)}
 
 
-def target_rope(target: TargetParts) -> Rope:
-    """The target's rotary embedding; raises BadInput where it is none that is run here."""
+def rope_needed(wiring: Wiring, target: TargetParts) -> Rope | None:
+    """The target's rope where the wiring takes its base or its scaling, else None."""
+    return target_rope(target, wiring.rope) if needs_target(wiring.rope) else None
+
+
+def target_rope(target: TargetParts, choice: RopeChoice = RopeChoice.target) -> Rope:
+    """The target's rotary embedding; raises BadInput where it is none that is run here.
+
+    `choice` is what it is asked for, as the error names it.
+    """
     where = target.folder / "config.json"
     reader = Reader(
         config=target.config, shapes=None, layout=Setting("target", ""), file=str(where)
@@ -204,7 +219,7 @@ def target_rope(target: TargetParts) -> Rope:
     if not faults and 0 in needed:
         faults.append(f"states no max_position_embeddings, which '{rope.value.kind}' scaling needs")
     if faults:
-        raise BadInput(f"wiring.rope=target, but {where}: {'; '.join(faults)}")
+        raise BadInput(f"wiring.rope={choice.value}, but {where}: {'; '.join(faults)}")
     return rope.value
 
 

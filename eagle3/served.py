@@ -16,15 +16,18 @@ from eagle3.conventions import ENGINES, KEY, NESTED, Evidence, Meaning, Rule
 from eagle3.doctor.findings import in_words, listed
 from eagle3.doctor.flat import flat_config
 from eagle3.doctor.report import architecture_of
+from eagle3.doctor.server import flags_of
 from eagle3.doctor.subject import LAYER, Drafter, EngineAsked, on_host
 from eagle3.engines import LookUp, Served, looked_up, rule_for, served_states
 from eagle3.errors import BadInput
 from eagle3.form import DrafterForm
+from eagle3.served_start import start_up
 from eagle3.served_switches import (
     ENGINE_NAMES,
     KNOWS_NESTED,
     Looked,
     Seen,
+    Stop,
     is_nested,
     plain_drafter,
     switches,
@@ -63,12 +66,15 @@ class ServedWiring:
     place: str | None  # where it finds them
     because: Mapping[str, str]  # "states", and each switch that is not as declared → why
     evidence: Evidence  # the weaker one of the two tables' rows
-    problems: tuple[str, ...]  # why it does not start; then what else is not as it seems
-    to_start: tuple[
-        str, ...
-    ]  # lines that mend what stops it, where they are known; a program whole
+    stops: tuple[Stop, ...]  # why it does not start, with what mends that; empty: it does
+    problems: tuple[str, ...]  # the same in words; then what else is not as it seems
     notes: tuple[str, ...]
     engine: str  # in words: "SGLang 0.5.12, class kimi_k25"
+
+    @property
+    def to_start(self) -> tuple[str, ...]:
+        """Lines that mend what stops it, where they are known; a program whole."""
+        return tuple(dict.fromkeys(line for stop in self.stops for line in stop.lines))
 
 
 def served_wiring(
@@ -115,20 +121,22 @@ def served_wiring(
             engine=engine_words(replace(asked, engine_class=None)),
             drafter=drafter,
         )
-        switches(seen, looked)
+        switches(seen, start_up(seen, looked))
         if same_embedding and form.embedding.value == "own":
             seen.switches["embedding"] = Embedding.own
         run = Wiring.of_states(fed.states or (), **seen.switches).resolved(form)
     return ServedWiring(
-        wiring=None if seen.dead or fed.states is None else run,
+        wiring=None if seen.stops else run,
         run=run,
         states=fed.states,
         ids=found.ids,
         place=found.place,
         because=reasons(seen, run, form),
         evidence=rule.evidence if serving is None else weaker(rule.evidence, serving.evidence),
-        problems=tuple(dict.fromkeys((*seen.dead, *fed.problems, *seen.problems))),
-        to_start=tuple(dict.fromkeys(seen.mending)),
+        stops=tuple({stop.why: stop for stop in seen.stops}.values()),
+        problems=tuple(
+            dict.fromkeys((*(stop.why for stop in seen.stops), *fed.problems, *seen.problems))
+        ),
         notes=tuple(dict.fromkeys((*fed.notes, *seen.notes))),
         engine=engine,
     )
@@ -147,7 +155,7 @@ def fed_by(
         found = found_ids(rule, read, asked, ids)
         return found, served_states(rule, found.ids, num_layers)
     except BadInput as error:
-        seen.stop(str(error))
+        seen.stop(str(error), switch="states")
         return LookUp(ids=None, place=None), Served(states=None)
 
 
@@ -236,7 +244,7 @@ def found_ids(
         return looked_up(rule, config)
     name = rule.setting.split()[0]
     found = looked_up(rule, config)
-    given = asked.flags.get(name) if ids is None else list(ids)
+    given = flags_of(asked.flags).get(name) if ids is None else list(ids)
     if given is None:
         return found
     if not isinstance(given, list | tuple) or not all(type(i) is int for i in given):
@@ -256,7 +264,8 @@ def states(
     """Which states are fed and why; whether fc takes as many."""
     known = f"({rule.evidence.value}: {rule.source})"
     if fed.states is None:
-        seen.dead += fed.problems or ([] if seen.dead else ["no aux state is captured"])
+        for why in fed.problems or (() if seen.stops else ("no aux state is captured",)):
+            seen.stop(why, switch="states")
         return
     fed_words = in_words(fed.states)
     if rule.meaning is Meaning.derived:
@@ -275,7 +284,8 @@ def states(
     if len(fed.states) != takes:
         seen.stop(
             f"fc takes {takes} aux states, {engine} feeds {len(fed.states)} ({fed_words}): it stops at "
-            "a shape error"
+            "a shape error",
+            switch="states",
         )
 
 
@@ -321,5 +331,5 @@ def served_by(
     try:
         return serving_for(asked.name, asked.version, architecture)
     except BadInput as error:
-        seen.stop(str(error), "serve it with a newer release")
+        seen.stop(str(error), left="serve it with a newer release")
         return None

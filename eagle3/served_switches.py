@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eagle3.diagnosis.rewrites import head_of_target, program_lines, renamed_block
+from eagle3.diagnosis.rewrites import head_of_target, program_lines
 from eagle3.doctor.rope import ATTN_FACTOR, attention_factor, written_factor
-from eagle3.doctor.server import engine_aux, flags_of, llama_cpp_config, sglang_config
+from eagle3.doctor.server import flags_of
 from eagle3.doctor.subject import LAYER, Drafter, EngineAsked
 from eagle3.doctor.switches import line, removal
 from eagle3.form import DrafterForm
@@ -38,7 +38,40 @@ ENGINE_NAMES = {
 KNOWS_NESTED = ("vllm",)  # speculators' layout
 CLOSE = 1e-3  # relative; two factors on cos and sin that are one
 INPUT_NORM = "input_layernorm"
-HEAD_ROWS = program_lines(head_of_target())
+
+
+@dataclass(frozen=True)
+class ConfigLine:
+    """A line of config.json: the value at a dotted path, or that the path is to be taken out."""
+
+    path: str
+    value: Any = None
+    removed: bool = False
+
+    @property
+    def words(self) -> str:
+        """'"model_type": "llama"'."""
+        return removal(self.path) if self.removed else line(self.path, self.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """One reason for which an engine does not start, or runs noise, and what mends it.
+
+    What mends a switch, or the states, is asked of the fixes of that kind; everything else has lines of
+    config.json or a program here, or says what is left.
+    """
+
+    why: str
+    switch: str | None = None  # 'states', or the switch whose part it refuses
+    config: tuple[ConfigLine, ...] = ()
+    program: str | None = None  # over the checkpoint's tensors
+    left: str | None = None  # where nothing that can be written mends it
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What to write, a program whole."""
+        return (*(one.words for one in self.config), *program_lines(self.program))
 
 
 @dataclass(kw_only=True)
@@ -47,15 +80,13 @@ class Seen:
 
     switches: dict[str, Any] = field(default_factory=dict)
     because: dict[str, str] = field(default_factory=dict)
-    dead: list[str] = field(default_factory=list)
-    mending: list[str] = field(default_factory=list)
+    stops: list[Stop] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def stop(self, why: str, *lines: str) -> None:
-        """A reason for which the engine does not start, or runs noise, and the lines that mend it."""
-        self.dead.append(why)
-        self.mending += lines
+    def stop(self, why: str, **how: Any) -> None:
+        """A reason for which the engine does not start; `how` as in `Stop`."""
+        self.stops.append(Stop(why=why, **how))
 
     def put(self, name: str, value: Any, why: str) -> None:
         """A switch and why the engine runs it so."""
@@ -98,9 +129,6 @@ class Looked:
 
 def switches(seen: Seen, of: Looked) -> None:
     """All of them, each by what the engine does."""
-    starts(seen, of)
-    blocks(seen, of)
-    width(seen, of)
     residual(seen, of)
     fc_input(seen, of)
     feedback(seen, of)
@@ -120,83 +148,6 @@ def switches(seen: Seen, of: Looked) -> None:
             Rotation.interleaved,
             f"{of.engine} turns neighbouring numbers of a head together {of.known}",
         )
-
-
-def starts(seen: Seen, of: Looked) -> None:
-    """What the engine's start-up refuses in a config."""
-    named = of.asked.name
-    seen_so = plain_drafter(of.config, of.form)
-    if named == "sglang":
-        found = sglang_config(seen_so, of.serving, "config.json")
-    elif named == "llama_cpp":
-        found = llama_cpp_config(seen_so, "config.json")
-    else:
-        found = iter(())
-    for finding in found:
-        if finding.severity == "error":
-            seen.stop(finding.what, *finding.fix)
-    if named == "vllm" and not is_nested(of.whole) and seen_so.architecture is None:
-        seen.stop(
-            "config.json names no architectures, by which vLLM picks the class",
-            '"architectures": ["LlamaForCausalLMEagle3"]',
-        )
-    plain = named in ("sglang", "vllm") and of.serving.drafters == ("*",)
-    if plain and of.config.get("target_hidden_size", 0) is None:
-        seen.stop(
-            f"config.json has target_hidden_size null: {of.engine} multiplies it by the number of aux "
-            "states and stops (read: models/llama_eagle3.py)",
-            removal("target_hidden_size"),
-        )
-    most, count = of.serving.max_layers, of.form.num_layers.value
-    if most is not None and count > most:
-        seen.stop(
-            f"the drafter has {count} layers, {of.engine} runs {most} {of.known}",
-            "serve it with SGLang 0.5.12 or newer, or vLLM",
-        )
-
-
-def blocks(seen: Seen, of: Looked) -> None:
-    """How the first layer's tensors are called, which some releases do not know."""
-    names = of.drafter.weights.tensors if of.drafter and of.drafter.weights else None
-    if names is None:
-        names = {"layers.0.": None} if of.form.layout.value == "speculators" else None  # type: ignore[dict-item]
-    if names is None or any(name.startswith(of.serving.blocks) for name in names):
-        return
-    have = [b for b in ("midlayer.", "layers.0.") if any(name.startswith(b) for name in names)]
-    seen.stop(
-        f"the first layer's tensors are called {' and '.join(f'{b}*' for b in have) or 'otherwise'}; "
-        f"{of.engine} knows only {' and '.join(f'{b}*' for b in of.serving.blocks)} and leaves the "
-        f"layer at random values {of.known}",
-        *program_lines(renamed_block(of.serving.blocks[0])),
-    )
-
-
-def width(seen: Seen, of: Looked) -> None:
-    """How many chunks the engine's fc takes, and whether it applies fc at all."""
-    takes, serving = of.form.num_aux.value, of.serving
-    if of.asked.name in ("sglang", "vllm"):
-        there, place = engine_aux(of.config, serving.num_aux)
-        if there != takes:
-            seen.stop(
-                f"fc takes {takes} aux states, {of.engine} builds it for {there} ({place}): it stops "
-                f"at a shape error {of.known}",
-                *stated_width(of),
-            )
-    fed = takes * of.form.target_hidden.value
-    if serving.fc_by_width and fed == of.form.hidden.value:
-        seen.stop(
-            f"fc takes {fed} numbers and gives as many: {of.engine} applies it only where the two "
-            f"differ, so the drafter is fed the target's state without fc {of.known}"
-        )
-
-
-def stated_width(of: Looked) -> tuple[str, ...]:
-    """The line that tells the engine how many chunks fc takes, where it reads one."""
-    counts = [path for path in of.serving.num_aux if not path.endswith("_ids")]
-    if not counts:
-        return (f"that release takes three aux states only, not {of.form.num_aux.value}",)
-    prefix = f"{LAYER}." if is_nested(of.whole) and of.asked.name in KNOWS_NESTED else ""
-    return (line(prefix + counts[0], of.form.num_aux.value),)
 
 
 def residual(seen: Seen, of: Looked) -> None:
@@ -226,7 +177,10 @@ def fc_input(seen: Seen, of: Looked) -> None:
     whole, chunks = serving.norm_before_fc.value(of.config), serving.fc_norm.value(of.config)
     value = FcInput.whole if whole else FcInput.chunks if chunks else FcInput.raw
     if whole and chunks:
-        seen.stop(f"{of.engine} is told to norm both the whole and each chunk in front of fc")
+        seen.stop(
+            f"{of.engine} is told to norm both the whole and each chunk in front of fc",
+            switch="fc_input",
+        )
     for name, has, on, switch in (
         ("norm_before_fc", form.norm_before_fc.value, whole, serving.norm_before_fc),
         ("fc_norm", form.fc_norm.value, chunks, serving.fc_norm),
@@ -242,7 +196,10 @@ def fc_input(seen: Seen, of: Looked) -> None:
             )
             # vLLM passes input_norm over once it knows the switch; every other stranger stops it.
             if of.refuses and not (name == "norm_before_fc" and switch.honoured):
-                seen.stop(f"{of.engine} has no place for the file's tensors of {name} {of.known}")
+                seen.stop(
+                    f"{of.engine} has no place for the file's tensors of {name} {of.known}",
+                    switch="fc_input",
+                )
     why = f"{of.engine} norms {'the concatenation' if whole else 'each chunk'} in front of fc {of.known}"
     seen.put("fc_input", value, seen.because.get("fc_input", why))
 
@@ -274,7 +231,12 @@ def parts(seen: Seen, of: Looked) -> None:
             continue
         lost = f"{of.engine} has no place for the drafter's {name}"
         if of.refuses:
-            seen.stop(f"{lost} and refuses its tensors {of.known}")
+            other = f"serve it with an engine that has one, or train without {name}"
+            seen.stop(
+                f"{lost} and refuses its tensors {of.known}",
+                switch=switch,
+                left=None if switch else other,
+            )
         elif switch is None:
             seen.problems.append(
                 f"{lost}, drops it, and no switch of a wiring stands for that {of.known}"
@@ -292,7 +254,8 @@ def embedding(seen: Seen, of: Looked) -> None:
     if not own and not same_width:
         seen.stop(
             f"the drafter is {form.hidden.value} wide and has no embedding; the target's, "
-            f"{form.target_hidden.value} wide, does not fit, so the table stays random"
+            f"{form.target_hidden.value} wide, does not fit, so the table stays random",
+            left="put the embedding that it was trained with into the file (embed_tokens.weight)",
         )
     if own and (kept or not same_width):
         seen.switches["embedding"] = Embedding.own
@@ -319,13 +282,13 @@ def head(seen: Seen, of: Looked) -> None:
             seen.stop(
                 f"the file has no lm_head.weight and config.json declares draft_vocab_size={declared}: "
                 f"{of.engine} leaves the head random and says nothing {of.known}",
-                *HEAD_ROWS,
+                program=head_of_target(),
             )
     elif not own and reduced:
         seen.stop(
             f"the file has no lm_head.weight: {of.engine} takes the target's head, whose rows are "
             f"target tokens, not draft tokens {of.known}",
-            *HEAD_ROWS,
+            program=head_of_target(),
         )
     seen.switches["head"] = Head.own if own else Head.target
 

@@ -7,6 +7,7 @@ does to the numbers is in `eagle3.model`; which values stand for a checkpoint's 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
@@ -102,7 +103,7 @@ class Feedback(str, Enum):
 
 
 class RopeChoice(str, Enum):
-    """Whose rotary embedding turns q and k."""
+    """Whose rotary embedding turns q and k: each of three bases with each of three scalings."""
 
     declared = "declared"  # the checkpoint's
     unscaled = "unscaled"  # its base, without its scaling
@@ -110,6 +111,11 @@ class RopeChoice(str, Enum):
     # Base 10000, unscaled: EAGLE's trainer, and engines where the config is not read.
     base_10000 = "base_10000"
     target = "target"  # the target's base and scaling
+    base_10000_scaled = "base_10000_scaled"  # the checkpoint's scaling on base 10000
+    target_unscaled = "target_unscaled"  # the target's base, without its scaling
+    target_base = "target_base"  # the target's base with the checkpoint's scaling
+    target_scaling = "target_scaling"  # the checkpoint's base with the target's scaling
+    base_10000_target_scaling = "base_10000_target_scaling"  # the target's scaling on base 10000
 
 
 class Rotation(str, Enum):
@@ -288,32 +294,31 @@ USUAL: dict[str, Enum] = {
 OUTSIDE_LAYER = ("d2t", "decoder_layer", "head", "fc_input", "head_input")
 
 
+def needs_target(choice: RopeChoice) -> bool:
+    """Whether a choice takes the base or the scaling from the target."""
+    return "target" in ROPE_PARTS[choice]
+
+
 def chosen_rope(choice: RopeChoice, own: Rope, theirs: Rope | None = None) -> Rope:
     """The rotary embedding that a choice means for a drafter with its `own` and a target with `theirs`.
 
-    Without `theirs` there is no choice of the target's: ValueError.
+    Without `theirs` there is no choice of the target's: BadInput.
     """
-    if choice is RopeChoice.target:
-        if theirs is None:
-            raise ValueError("the target's rope was not read")
-        return theirs
-    if choice is RopeChoice.base_10000:
-        return Rope(theta=10_000.0)
-    if choice is RopeChoice.unscaled:
-        return Rope(theta=own.theta)
-    if choice is RopeChoice.no_mscale and own.kind == "yarn":
-        kept = tuple((key, value) for key, value in own.scaling if key not in YARN_FACTORS)
-        return replace(own, scaling=kept)
-    return own
+    if theirs is None and needs_target(choice):
+        raise BadInput(f"wiring.rope={choice.value}: the target's rope was not read")
+    parts = {"own": own, "plain": PLAIN_ROPE, "target": theirs or PLAIN_ROPE}
+    base, scaling = ROPE_PARTS[choice]
+    rope = parts[scaling] if base == scaling else replace(parts[scaling], theta=parts[base].theta)
+    if choice is RopeChoice.no_mscale and rope.kind == "yarn":
+        kept = tuple((key, value) for key, value in rope.scaling if key not in YARN_FACTORS)
+        return replace(rope, scaling=kept)
+    return rope
 
 
 def first_alike(choice: RopeChoice, own: Rope) -> RopeChoice:
     """The first choice that turns as this one does, whatever the target's rope is."""
-    if choice is RopeChoice.target:
-        return choice
-    return next(
-        c for c in RopeChoice if heeded(chosen_rope(c, own)) == heeded(chosen_rope(choice, own))
-    )
+    turned = heeded(chosen_rope(choice, own, ANY_ROPE))
+    return next(c for c in RopeChoice if heeded(chosen_rope(c, own, ANY_ROPE)) == turned)
 
 
 def heeded(rope: Rope) -> Rope:
@@ -332,3 +337,18 @@ def heeded(rope: Rope) -> Rope:
 
 # What yarn's factor on cos and sin is read from; without them it is 0.1 · ln(factor) + 1.
 YARN_FACTORS = ("attention_factor", "mscale", "mscale_all_dim")
+PLAIN_ROPE = Rope(theta=10_000.0)
+ANY_ROPE = Rope(theta=math.inf, kind="the target's")  # unlike every drafter's, in both parts
+# Whose base and whose scaling each choice takes.
+ROPE_PARTS: dict[RopeChoice, tuple[str, str]] = {
+    RopeChoice.declared: ("own", "own"),
+    RopeChoice.unscaled: ("own", "plain"),
+    RopeChoice.no_mscale: ("own", "own"),
+    RopeChoice.base_10000: ("plain", "plain"),
+    RopeChoice.target: ("target", "target"),
+    RopeChoice.base_10000_scaled: ("plain", "own"),
+    RopeChoice.target_unscaled: ("target", "plain"),
+    RopeChoice.target_base: ("target", "own"),
+    RopeChoice.target_scaling: ("own", "target"),
+    RopeChoice.base_10000_target_scaling: ("plain", "target"),
+}

@@ -5,19 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from eagle3.doctor.subject import EngineAsked
-from eagle3.search.search import Searched
-from eagle3.wiring import Wiring
+from jobs.asked import asked_of
 from jobs.diagnosing import Answer, diagnose_folder
 from jobs.events import Events
 from jobs.inputs import capture_missing_data, pick_device, target_folder
 from jobs.inspecting import short
-from jobs.question import Asked, Kit, check_engine
+from jobs.question import Kit, check_engine
+from jobs.search_tables import tables
 
 
 def open_job(request: Mapping[str, Any], events: Events) -> Diagnose:
@@ -42,49 +40,6 @@ class Diagnose:
         for note in answer.notes:
             self.events.note(note)
         return result_of(answer, self.kit)
-
-
-def asked_of(request: Mapping[str, Any]) -> Asked:
-    """A request as a question."""
-    inputs, axes = request["inputs"], request.get("axes") or {}
-    data, drafter = inputs["data"], inputs["drafter"]
-    engine = request.get("engine")
-    only: dict[str, Sequence[Any]] = dict(axes.get("only") or {})
-    if axes.get("states") is not None:
-        only["states"] = [tuple(states) for states in axes["states"]]
-    start = request.get("start")
-    return Asked(
-        drafter=Path(drafter["path"]),
-        data=Path(data["path"]),
-        drafter_layout=drafter.get("layout"),
-        data_layout=data.get("layout"),
-        states=data.get("states"),
-        damaged=data.get("damaged", "fail"),
-        argmax=Path(data["target_argmax"]) if data.get("target_argmax") else None,
-        engine=None if engine is None else engine_of(engine),
-        ids=None if engine is None else engine.get("ids"),
-        accept_length=None if engine is None else engine.get("accept_length"),
-        trained_accuracy=request.get("trained_accuracy"),
-        steps=int(request["steps"]),
-        max_samples=request.get("max_samples"),
-        seed=int(request["seed"]),
-        finalists=int(request.get("finalists") or 8),
-        start=None if start is None else Wiring.parse(start),
-        fixed=tuple(axes.get("fixed") or ()),
-        only=only,
-        neighbours=bool(axes.get("neighbours", True)),
-    )
-
-
-def engine_of(engine: Mapping[str, Any]) -> EngineAsked:
-    """The engine of a request."""
-    return EngineAsked(
-        name=engine["name"],
-        version=engine.get("version"),
-        engine_class=engine.get("engine_class"),
-        checkout=engine.get("checkout"),
-        flags=dict(engine.get("flags") or {}),
-    )
 
 
 def result_of(answer: Answer, kit: Kit) -> dict[str, Any]:
@@ -126,14 +81,6 @@ def result_of(answer: Answer, kit: Kit) -> dict[str, Any]:
             "data": answer.data_digest,
         },
         "notes": list(dict.fromkeys((*answer.notes, *d.notes))),
-        **searched_plain(e.searched),
+        **tables(e.searched),
         "diagnosis": d.plain(),
     }
-
-
-def searched_plain(searched: Searched) -> dict[str, Any]:
-    """The search's tables as plain data."""
-    from jobs.wiring_search import tables
-
-    plain: dict[str, Any] = tables(searched)
-    return plain

@@ -17,19 +17,14 @@ from eagle3.diagnosis.beyond import is_low as is_low_alone
 from eagle3.diagnosis.causes import matters
 from eagle3.diagnosis.evidence import Evidence
 from eagle3.diagnosis.verdict import diagnose
-from eagle3.errors import BadInput
-from eagle3.layers import LayerConvention
-from eagle3.search.axes import axes_of
 from eagle3.search.score import Scorer
-from eagle3.search.search import Searched, search
-from eagle3.search.texts import Text, known_states
-from eagle3.wiring import Wiring
-from jobs.measuring import Matter, measured, rope_of
+from eagle3.search.search import Searched
+from eagle3.search.texts import Text
+from jobs.measuring import Matter, measured
 from jobs.neighbours import better_neighbour, missing_beside, with_made
 from jobs.question import Asked, Kit, Progress, inspect, read, texts_of
-from jobs.reference import candidates, reference_of, with_end
-
-__all__ = ["Answer", "data_order", "diagnose_folder", "reference_of", "rope_of"]
+from jobs.reference import candidates, with_end
+from jobs.searching import data_order, search_texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,61 +148,16 @@ def gather(m: Matter, progress: Progress) -> Evidence:
 def searching(
     m: Matter, checkpoint: DrafterCheckpoint, progress: Progress
 ) -> tuple[Searched, Scorer]:
-    """The search from every start that can be scored."""
-    asked, known, target, texts = m.asked, m.known, m.kit.target, m.texts
-    scorer = Scorer(checkpoint, target, texts, steps=asked.steps)
-    starts: list[Wiring] = []
-    in_order = data_order(known.declared, m.form)
+    """The search from what is stated, declared and served, and from the data's own order."""
+    known = m.known
     served = known.served.wiring if known.served is not None else None
-    for start in (asked.start, known.declared, served, in_order):
-        if start is None:
-            continue
-        wiring = start.resolved(checkpoint.form)
-        if wiring not in starts and scorer.why_not(wiring) is None:
-            starts.append(wiring)
-    if not starts:
-        held = known_states(texts)
-        if len(held) < checkpoint.form.num_aux.value:
-            raise BadInput(
-                f"the data holds states {', '.join(map(str, held)) or 'of no declared number'}, "
-                f"but the drafter's fc takes {checkpoint.form.num_aux.value}; set data.states to the "
-                "canonical states in the files' order"
-            )
-        fed = held[: checkpoint.form.num_aux.value]
-        starts = [replace(known.declared, layers=fed, convention=LayerConvention.input)]
-    own_head = checkpoint.form.head.value == "own"
-    # Other starts' states are tried as they are: every ordered choice of them too would be many.
-    computed = set.union(*(set(text.computed) for text in texts)) - {0}
-    at_hand = set(known_states(texts)) - computed | set(starts[0].states())
-    axes = axes_of(
-        checkpoint.form,
-        starts[0],
-        sorted(at_hand),
-        target_rope=rope_of(target),
-        own_embedding=checkpoint.embedding is not None,
-        own_head=own_head,
-        stored=[k for k in known_states(texts) if k not in texts[0].computed],
-        fixed=asked.fixed,
-        only=asked.only,
+    starts = (m.asked.start, known.declared, served, data_order(known.declared, m.form))
+    return search_texts(
+        m.asked,
+        checkpoint,
+        m.kit.target,
+        m.texts,
+        starts=[start for start in starts if start is not None],
+        teachers=candidates(m.form, m.kit.target, m.texts, m.inspected),
+        progress=progress,
     )
-    found = search(
-        scorer,
-        starts,
-        axes,
-        candidates(m.form, target, texts, m.inspected),
-        form=checkpoint.form,
-        steps=asked.steps,
-        seed=asked.seed,
-        finalists=asked.finalists,
-        progress=lambda done, total: progress("search", done, total),
-    )
-    return found, scorer
-
-
-def data_order(declared: Wiring, form: DataForm) -> Wiring | None:
-    """The data's aux slots in their order, where there are as many as fc takes."""
-    aux = [slot.state for i, slot in enumerate(form.slots) if i != form.teacher and not slot.normed]
-    states = tuple(k for k in aux if k is not None)
-    if len(states) != len(declared.layers):
-        return None
-    return replace(declared, layers=states, convention=LayerConvention.input)

@@ -7,27 +7,28 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from eagle3.connect import connect, target_rope
+from eagle3.connect import connect
 from eagle3.data.form import DataForm
 from eagle3.diagnosis import measure
 from eagle3.diagnosis.beyond import slot_causes, teacher_cause
-from eagle3.diagnosis.causes import LEAST_LENGTH, mended_causes, wiring_causes, with_part_of
+from eagle3.diagnosis.causes import LEAST_LENGTH, mended_causes, runs, wiring_causes, with_part_of
 from eagle3.diagnosis.evidence import Evidence, Inspected, Scored, held_against
+from eagle3.diagnosis.fix import mended
 from eagle3.diagnosis.kinds import ORDER, STATES
 from eagle3.doctor.findings import Finding
 from eagle3.doctor.report import examine
+from eagle3.doctor.server import flags_of
 from eagle3.errors import BadInput
-from eagle3.form import Rope
 from eagle3.layers import LayerConvention
 from eagle3.metrics import Difference, Rate
 from eagle3.search.score import Scorer
 from eagle3.search.search import Searched
 from eagle3.search.texts import Text
-from eagle3.target import TargetParts
 from eagle3.tree import count_trees, judge_trees
 from eagle3.wiring import Wiring
 from jobs.question import Asked, Kit, Read
 from jobs.reference import follows, reference_of
+from jobs.searching import rope_of
 
 TABLE = "d2t"
 # Findings on ids that the file holds: of no use where others are served.
@@ -157,27 +158,26 @@ def with_ladder(m: Matter, e: Evidence, scorer: Scorer, file: Scorer | None) -> 
     """The evidence with accept lengths as one cause after the other is mended.
 
     What can be written comes first: so it shows what that alone is worth. What keeps an engine from
-    starting is before all: nothing is served until that is mended.
+    starting is before all, whether it can be mended or not: nothing is served until that is.
     """
     causes, _ = wiring_causes(e)
     labels = {kind: slot.kind for slot in slot_causes(e, causes) for kind in slot.explains}
-    starts = e.served is None or e.served.wiring is not None
-    stopped = [] if starts else [cause.kind for cause in causes[:1]]
-    others = [*causes, *mended_causes(e)][len(stopped) :]
     order = sorted(
-        others,
+        [*causes, *mended_causes(e)],
         key=lambda c: (
-            not any(fix.possible for fix in c.fixes),
+            not c.stops,
+            mended(c.fixes),
             -(c.cost.difference.value if c.cost is not None else 0.0),
         ),
     )
-    kinds = [*stopped, *(cause.kind for cause in order)]
-    begin = e.wrong
-    climbed = rungs(m, e.trained, begin, kinds, scorer, file)
-    if climbed is None or (starts and e.as_served is None):
+    climbed = rungs(m, e.trained, e.wrong, [cause.kind for cause in order], scorer, file)
+    if climbed is None or (runs(e) and e.as_served is None):
         return e
     ladder = tuple((labels.get(kind, kind), so) for kind, so in climbed)
-    return replace(e, ladder=ladder, states_alone=states_alone(m, e, climbed, scorer, file))
+    # Where something else stops the engine, mending the states alone serves nothing.
+    others = any(cause.stops and cause.kind not in (STATES, ORDER) for cause in causes)
+    alone = None if others else states_alone(m, e, climbed, scorer, file)
+    return replace(e, ladder=ladder, states_alone=alone)
 
 
 def rungs(
@@ -242,21 +242,13 @@ def as_declared(m: Matter, scorer: Scorer, best: Wiring) -> Scored | None:
     return None if scorer.why_not(wiring) else m.scored(scorer, wiring)
 
 
-def rope_of(target: TargetParts) -> Rope | None:
-    """The target's rotary embedding, None where it is none that is run here."""
-    try:
-        return target_rope(target)
-    except BadInput:
-        return None
-
-
 def tree_of(m: Matter, wiring: Wiring, truth: str) -> tuple[Rate | None, list[str]]:
     """Accept length in the tree that the engine's flags describe, and why it is not measured.
 
     None without a reason where they describe a chain, or no figure is there to be compared.
     """
     asked = m.asked
-    flags = asked.engine.flags if asked.engine is not None else {}
+    flags = flags_of(asked.engine.flags) if asked.engine is not None else {}
     topk, tokens = flags.get("speculative_eagle_topk"), flags.get("speculative_num_draft_tokens")
     if asked.accept_length is None or topk is None or str(topk) == "1" or tokens is None:
         return None, []

@@ -74,6 +74,7 @@ class Asked:
     start: Wiring | None = None
     fixed: Sequence[str] = ()
     only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    more_states: Sequence[tuple[int, ...]] = ()  # choices to be tried beside the search's own
     neighbours: bool = True  # make states one off those that are found, and try them
 
 
@@ -190,7 +191,7 @@ def declared_wiring(
 def inspect(asked: Asked, kit: Kit, known: Read) -> tuple[Inspected, DataForm, int]:
     """What the slots are, the data's form with what was found, and how many layers may be run."""
     form = known.form
-    also = set(known.declared.states())
+    also = {k for states in asked.more_states for k in states} | set(known.declared.states())
     if known.served is not None and known.served.wiring is not None:
         also |= set(known.served.wiring.states())
     inspector = Inspector(kit.target, form, also=sorted(also), layers=kit.layers)
@@ -262,7 +263,7 @@ def texts_of(
     target = kit.target
     if asked.argmax is not None:
         check_argmax(asked.argmax, target.fingerprint)
-    wanted = set(known.declared.states())
+    wanted = {k for states in asked.more_states for k in states} | set(known.declared.states())
     if known.served is not None and known.served.wiring is not None:
         wanted |= set(known.served.wiring.states())
     stored = {slot.state for slot in form.slots if not slot.normed}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
@@ -16,19 +16,16 @@ from torch import Tensor
 from eagle3.data.argmax import check_argmax
 from eagle3.doctor.findings import Finding
 from eagle3.errors import BadInput
-from eagle3.layers import LayerConvention
-from eagle3.metrics import Count, Difference, Rate
+from eagle3.metrics import Count
 from eagle3.samples import LeftOut, Sample, asked_in_vain
-from eagle3.search.axes import axes_of, in_words
-from eagle3.search.results import Dropped, Ranked, Searched, TeacherScore
+from eagle3.search.axes import in_words
 from eagle3.search.score import Scorer
-from eagle3.search.search import search
+from eagle3.search.search import Searched
 from eagle3.search.teachers import Teacher, teachers_of, without_slots
 from eagle3.search.texts import Text, known_states, load_texts, why_no_embedding
 from eagle3.truths import embedding_findings, embedding_rows
 from eagle3.wiring import Wiring
-from jobs.diagnose import asked_of
-from jobs.diagnosing import data_order, reference_of, rope_of
+from jobs.asked import asked_of
 from jobs.drafter_test import sample_digest
 from jobs.events import Events
 from jobs.first_layers import plan_layers
@@ -36,6 +33,9 @@ from jobs.inputs import capture_missing_data, pick_device, target_folder
 from jobs.inspecting import short
 from jobs.neighbours import better_neighbour, missing_beside, with_made
 from jobs.question import Kit, Read, read
+from jobs.reference import reference_of
+from jobs.search_tables import curves, row_name, tables
+from jobs.searching import data_order, rope_of, search_texts
 
 
 def open_job(request: Mapping[str, Any], events: Events) -> WiringSearch:
@@ -126,38 +126,20 @@ class WiringSearch:
 
         `start` is tried beside it.
         """
-        asked, checkpoint, target = self.asked, known.checkpoint, self.kit.target
-        scorer = Scorer(checkpoint, target, texts, steps=asked.steps)
-        starts = [asked.start or known.declared, *([start] if start is not None else [])]
+        starts = [self.asked.start or known.declared, *([start] if start is not None else [])]
         in_order = data_order(known.declared, known.form)
-        if asked.start is None and in_order is not None and not self.states_are_said():
+        if self.asked.start is None and in_order is not None:
             starts.append(in_order)
-        able = [s for s in starts if scorer.why_not(self.resolved(known, s)) is None]
-        if not able:
-            able = [replace(starts[0], **self.first_states(known, scorer.known))]
-        made = set.union(*(set(text.computed) for text in texts))
-        axes = axes_of(
-            checkpoint.form,
-            able[0],
-            scorer.known,
-            target_rope=rope_of(target),
-            own_embedding=checkpoint.embedding is not None,
-            own_head=checkpoint.form.head.value == "own",
-            stored=[k for k in scorer.known if k not in made],
-            fixed=asked.fixed,
-            only=asked.only,
+        found, _ = search_texts(
+            self.asked,
+            known.checkpoint,
+            self.kit.target,
+            texts,
+            starts=starts,
+            teachers=teachers,
+            progress=self.events.progress,
         )
-        return search(
-            scorer,
-            able,
-            axes,
-            teachers,
-            form=checkpoint.form,
-            steps=asked.steps,
-            seed=asked.seed,
-            finalists=asked.finalists,
-            progress=lambda done, total: self.events.progress("search", done, total),
-        )
+        return found
 
     def wider(
         self,
@@ -205,16 +187,6 @@ class WiringSearch:
         """Whether the request says which states to try."""
         return "states" in self.asked.fixed or "states" in self.asked.only
 
-    def first_states(self, known: Read, held: Sequence[int]) -> dict[str, Any]:
-        """As many states as fc takes, where none that is declared is at hand."""
-        count = known.checkpoint.form.num_aux.value
-        if len(held) < count:
-            raise BadInput(
-                f"the data holds state {listed(held)}, but the drafter's fc takes {count}; data that "
-                "stores more of the states (job=capture_states) can be searched"
-            )
-        return {"layers": tuple(held[:count]), "convention": LayerConvention.input}
-
     def resolved(self, known: Read, wiring: Wiring) -> Wiring:
         """The wiring as the search speaks of it."""
         return wiring.resolved(known.checkpoint.form)
@@ -225,7 +197,8 @@ class WiringSearch:
         if asked.argmax is not None:
             check_argmax(asked.argmax, target.fingerprint)
         stored = {slot.state for slot in form.slots if slot.state is not None and not slot.normed}
-        wanted = {k for k in begun.states(target.num_layers) if k > 0} - stored
+        named = {k for states in asked.more_states for k in states}
+        wanted = {k for k in (*begun.states(target.num_layers), *named) if k > 0} - stored
         making: list[int] = []
         if self.asked.neighbours and wanted:
             plan = plan_layers(target, None, [*stored, *wanted])
@@ -288,7 +261,7 @@ class WiringSearch:
         if lacking := [k for k in start.states() if k not in known_states(texts)]:
             yield (
                 f"state {listed(lacking)} of the declared wiring is not in the data, so the search "
-                f"starts from {in_words('states', found.start.wiring.states())} instead"
+                f"starts from {in_words('states', found.start.states())} instead"
             )
         if reference == "next_token":
             yield (
@@ -316,83 +289,3 @@ class WiringSearch:
 def listed(numbers: Sequence[int]) -> str:
     """Numbers in words."""
     return ", ".join(map(str, numbers))
-
-
-def tables(searched: Searched) -> dict[str, Any]:
-    """A search's tables, as results hold them."""
-    return {
-        "ranked": [ranked_row(ranked) for ranked in searched.ranked],
-        "dropped": [
-            dropped_row(dropped, dropped.behind)
-            for dropped in searched.dropped
-            if dropped.behind is not None
-        ],
-        "teachers": [teacher_row(score) for score in searched.teachers],
-        "teacher": {"name": searched.teacher.name, "clear": searched.teacher_clear},
-        "rounds": list(searched.rounds),
-        "scored": searched.scored,
-    }
-
-
-def ranked_row(ranked: Ranked) -> dict[str, Any]:
-    """One wiring of the ranked table."""
-    return {
-        "name": row_name(ranked),
-        "changed": list(ranked.changed),
-        "wiring": ranked.wiring.plain(),
-        "states": list(ranked.wiring.states()),
-        "teacher": ranked.teacher,
-        "metrics": {
-            "accuracy": ranked.accuracy.plain(),
-            "accept_length": ranked.accept_length.plain(),
-        },
-        "curves": curves(ranked),
-        "behind": None if ranked.behind is None else difference(ranked.behind),
-        "tied": ranked.tied,
-    }
-
-
-def row_name(ranked: Ranked) -> str:
-    """What a person calls it."""
-    return "; ".join(ranked.changed) or "as the search started"
-
-
-def dropped_row(dropped: Dropped, behind: Difference) -> dict[str, Any]:
-    """One wiring that was left behind."""
-    return {
-        "changed": list(dropped.changed),
-        "texts": dropped.texts,
-        "positions": dropped.positions,
-        "accuracy": dropped.accuracy,
-        "behind": difference(behind),
-        "why": dropped.why,
-    }
-
-
-def teacher_row(score: TeacherScore) -> dict[str, Any]:
-    """One teacher."""
-    return {
-        "teacher": score.teacher.name,
-        "in_words": score.teacher.in_words,
-        "slot": score.teacher.slot,
-        "norms": score.teacher.norms,
-        "accuracy": score.accuracy.plain(),
-        "agreement": None if score.agreement is None else score.agreement.plain(),
-    }
-
-
-def curves(ranked: Ranked) -> dict[str, list[dict[str, Any]]]:
-    """Curves over draft steps."""
-    return {
-        name: [point(step, rate) for step, rate in points] for name, points in ranked.curves.items()
-    }
-
-
-def point(step: int, rate: Rate) -> dict[str, Any]:
-    """One step of a curve."""
-    return {"step": step, **rate.plain()}
-
-
-def difference(found: Difference) -> dict[str, float]:
-    """A difference as plain data."""
-    return {"value": found.value, "low": found.low, "high": found.high}

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from eagle3.engines import rule_for
+from eagle3.errors import BadInput
 from eagle3.wiring import SWITCHES
 from orchestrator.errors import InputError
 
@@ -26,6 +28,7 @@ def check_search(config: Mapping[str, Any]) -> None:
 def check_axes(axes: Mapping[str, Any]) -> None:
     """Every name is an axis, every value one of its own, and none is asked for and left out."""
     fixed, only, states = axes["fixed"], axes["only"], axes["states"]
+    more = axes["more_states"]
     for name in fixed:
         if name not in (STATES, *SWITCHES):
             raise InputError(f"job.axes.fixed: {no_such('axis', name, (STATES, *SWITCHES))}")
@@ -45,17 +48,24 @@ def check_axes(axes: Mapping[str, Any]) -> None:
         raise InputError(
             f"job.axes: {both[0]} is in fixed, and its values are named as well; keep one of the two"
         )
+    if more and (states is not None or STATES in fixed):
+        so = "states is in job.axes.fixed" if STATES in fixed else "job.axes.states names them all"
+        raise InputError(
+            f"job.axes.more_states adds to the states that are tried, but {so}; keep one of the two"
+        )
     if states is not None:
-        check_states(states)
+        check_states("states", states)
+    if more:
+        check_states("more_states", more)
 
 
-def check_states(states: Sequence[Sequence[int]]) -> None:
+def check_states(key: str, states: Sequence[Sequence[int]]) -> None:
     """Choices of canonical states, all of one length, each once."""
     whole = all(isinstance(chosen, list) and chosen and min(chosen) >= 0 for chosen in states)
     alike = whole and len({len(chosen) for chosen in states}) == 1
     if not alike or len({tuple(chosen) for chosen in states}) < len(states):
         raise InputError(
-            f"job.axes.states is {states}; name each choice of canonical states once, as many states in "
+            f"job.axes.{key} is {states}; name each choice of canonical states once, as many states in "
             "each as the drafter's fc takes, from 0 up: [[0,3,31],[3,31,59]]"
         )
 
@@ -82,6 +92,11 @@ def check_engine(engine: Mapping[str, Any]) -> None:
             f"engine.{stated[0]} is set without an engine; name it: engine=sglang, vllm, tensorrt_llm "
             "or llama_cpp"
         )
+    if engine["name"] is not None and (engine["version"] or not engine["checkout"]):
+        try:  # a checkout says which release it is where it lies
+            rule_for(engine["name"], engine["version"], engine["engine_class"])
+        except BadInput as error:
+            raise InputError(f"engine: {error}") from error
 
 
 def no_such(kind: str, name: str, known: Sequence[str]) -> str:

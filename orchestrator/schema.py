@@ -287,6 +287,7 @@ class AxesConfig:
     fixed: list[str] = field(default_factory=list)  # 'states' or switches of the wiring: not varied
     only: dict[str, list[str]] = field(default_factory=dict)  # a switch: the values to try
     states: list[list[int]] | None = None  # canonical, each in fc's order; None: every choice
+    more_states: list[list[int]] = field(default_factory=list)  # to be tried beside every choice
     neighbours: bool = True  # states one off those that were found, where they can be had
 
 

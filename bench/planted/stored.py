@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from bench.planted.draft import Draft
+from bench.planted.draft import STEPS, Draft
 from bench.planted.drafters import fitting
 from bench.planted.dumps import Stored
 from bench.planted.kinds import ALONE, ANY, BRINGS, HELD_OUT, TUNING, Kind, Plant, only
@@ -97,6 +97,9 @@ def engine_says(figure: Callable[[float], float], which: int) -> Plant:
         if draft.engine is None:
             engines = fitting(draft)
             draft.serve(engines[which % len(engines)])
+        assert draft.engine is not None
+        name = "num_steps" if draft.engine.name == "sglang" else "num_speculative_tokens"
+        draft.engine_flags[name] = STEPS
         draft.measured = figure
 
     return plant

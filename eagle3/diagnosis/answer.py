@@ -54,6 +54,7 @@ class Cause:
     confidence: str  # certain, likely or possible
     evidence: str
     explains: tuple[str, ...] = ()  # other kinds that would only say the same once more
+    stops: bool = False  # it keeps the engine from starting
 
     def plain(self) -> dict[str, Any]:
         """As plain data."""
@@ -63,6 +64,7 @@ class Cause:
             "fixes": [fix_plain(fix) for fix in self.fixes],
             "confidence": self.confidence,
             "evidence": self.evidence,
+            "stops": self.stops,
         }
 
 
@@ -146,6 +148,8 @@ def served_plain(served: ServedWiring) -> dict[str, Any]:
     for name, value in vars(served).items():
         if isinstance(value, Wiring):
             plain[name] = value.plain()
+        elif name == "stops":
+            plain[name] = [asdict(stop) for stop in value]
         elif isinstance(value, tuple):
             plain[name] = list(value)
         elif isinstance(value, Mapping):

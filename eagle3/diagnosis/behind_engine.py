@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from eagle3.conventions import Evidence as Ground
 from eagle3.diagnosis.answer import LIKELY, POSSIBLE, Cause
 from eagle3.diagnosis.evidence import Evidence, Scored
 from eagle3.diagnosis.fixes import Fix
 from eagle3.diagnosis.words import rate_words
+from eagle3.doctor.server import flags_of
 from eagle3.metrics import Rate
 
+STEPS = ("speculative_num_steps", "num_speculative_tokens")  # flags of SGLang and of vLLM
 NEAR_LENGTH = 0.1  # accept lengths behind an engine, whose prompts are others, differ by this much
 EXACTLY = 0.02  # a figure this near to the predicted one less 1 lacks the bonus token
 LOSES = (
@@ -50,13 +53,30 @@ def inside(measured: float, predicted: Rate) -> bool:
 
 def comparable(e: Evidence) -> str | None:
     """Why the engine's figure cannot be set beside the predicted one; None: it can."""
-    steps = e.asked.flags.get("speculative_num_steps") if e.asked is not None else None
-    if steps is not None and str(steps) != str(e.trained.steps):
+    steps, scored = stated_steps(e), e.trained.steps
+    if steps is None:
+        if e.engine_accept_length is None or e.as_served is None or scored == 1:
+            return None
+        one, all_ = 1 + e.as_served.accuracy.value, e.as_served.accept_length.value
+        if e.engine_accept_length < 1 + e.as_served.accuracy.low - NEAR_LENGTH:
+            return None  # too little for one step even
         return (
-            f"the engine drafts {steps} steps and {e.trained.steps} were scored, so their accept "
-            f"lengths have other ceilings; score with job.steps={steps}"
+            f"nobody says how many steps the engine drafts, and its wiring gives {one:.2f} with one and "
+            f"{all_:.2f} with {scored}; give engine_flags='num_steps=…,topk=…,num_draft_tokens=…' "
+            "(vLLM: 'num_speculative_tokens=…')"
+        )
+    if str(steps) != str(scored):
+        return (
+            f"the engine drafts {steps} steps and {scored} were scored, so their accept lengths have "
+            f"other ceilings; score with job.steps={steps}"
         )
     return None
+
+
+def stated_steps(e: Evidence) -> Any:
+    """How many steps the engine is told to draft; None: nobody says."""
+    flags = flags_of(e.asked.flags) if e.asked is not None else {}
+    return next((flags[name] for name in STEPS if name in flags), None)
 
 
 def to_do(*lines: str) -> Fix:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from eagle3.conventions import Evidence as Ground
 from eagle3.diagnosis.answer import CERTAIN, LIKELY, POSSIBLE, Cause
 from eagle3.diagnosis.behind_engine import comparable, inside
-from eagle3.diagnosis.causes import comparisons_of, cost_of, matters
+from eagle3.diagnosis.causes import LEAST_ACCURACY, comparisons_of, cost_of
 from eagle3.diagnosis.evidence import Evidence, Part, SlotSeen
 from eagle3.diagnosis.fixes import Fix
 from eagle3.diagnosis.kinds import ORDER, STATES
@@ -154,7 +154,9 @@ def teacher_cause(e: Evidence) -> Cause | None:
     agreement = score.agreement
     if agreement is None or agreement.high >= SOUND_AGREEMENT:
         return None
-    if not matters(e.by_teacher, e.trained, comparisons_of(e)):
+    # By the first step alone: it is counted at the same positions, whoever is agreed with.
+    more = e.by_teacher.minus(e.trained, "accuracy", comparisons=comparisons_of(e))
+    if more.low <= 0 or more.value < LEAST_ACCURACY:
         return None
     text = e.trained.truth == Truth.next_token.value
     if text and e.by_teacher.accuracy.value / ceiling(e) < DECENT:
@@ -334,8 +336,9 @@ def standalone(e: Evidence) -> str:
         )
     if e.as_served is not None and e.served is not None:
         so = e.as_served.accept_length
+        why = "was not given" if measured is None else "cannot be compared"
         return (
             f"its wiring as served gives {so.value:.2f}, standalone {ours.value:.2f}; the engine's own "
-            "figure was not given"
+            f"figure {why}"
         )
     return f"standalone accept length {ours.value:.2f}; no engine's figure was given"

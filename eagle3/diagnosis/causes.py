@@ -34,13 +34,6 @@ LEAST_SHARE = (
 OPEN_LENGTH = 0.2
 OPEN_ACCURACY = 0.05
 VERIFIED = "verified"
-# What some engines say of tensors that they refuse to load (eagle3.served_switches) → their switch.
-REFUSED = {
-    "no place for the file's tensors of norm_before_fc": "fc_input",
-    "no place for the file's tensors of fc_norm": "fc_input",
-    "no place for the drafter's attention_bias and refuses": "biases",
-    "no place for the drafter's qk_norm and refuses": "qk_norm",
-}
 
 
 def kinds_between(trained: Wiring, wrong: Wiring) -> tuple[str, ...]:
@@ -130,7 +123,7 @@ def wiring_causes(e: Evidence) -> tuple[list[Cause], list[str]]:
     What the texts leave open is neither: see `unsettled`. Behind an engine that does not start stands
     what it would have otherwise if it did.
     """
-    found: list[Cause] = [] if runs(e) else [not_served(e)]
+    found: list[Cause] = [] if runs(e) else stop_causes(e)
     named = {cause.kind for cause in found}
     harmless: list[str] = []
     for kind in kinds_of(e):
@@ -267,14 +260,14 @@ def difference_of(e: Evidence, name: str) -> str:
     """'trained on states 0, 3 and 31; served states 3, 31 and 59'."""
     ours, theirs = value_words(e.trained.wiring, name), value_words(e.wrong, name)
     if name == STATES:
-        return f"trained on {ours}; {verb(e)} {theirs}"
+        return f"trained on {ours}; {verb(e)}{'' if runs(e) else ':'} {theirs}"
     return f"trained: {ours}; {verb(e)}: {theirs}"
 
 
 def verb(e: Evidence) -> str:
     """'served' where an engine was named, else 'declared'."""
     if not runs(e):
-        return "served, if it starts"
+        return "served once it starts"
     return "declared" if e.served is None else "served"
 
 
@@ -338,49 +331,46 @@ def target_s_own(scored: Scored) -> bool:
     return scored.truth != Truth.next_token.value
 
 
-def not_served(e: Evidence) -> Cause:
-    """The engine does not start, or feeds nothing that can be used."""
+def stop_causes(e: Evidence) -> list[Cause]:
+    """What keeps the engine from starting, or from feeding anything that can be used, a cause a kind."""
     assert e.served is not None
-    problems = "; ".join(e.served.problems) or "nothing usable is fed"
-    ours = value_words(e.trained.wiring, STATES)
-    inferred = e.served.evidence.value == "inferred"
-    starts = Fix(
-        engine=e.served.engine,
-        possible=True,
-        lines=e.served.to_start,
-        evidence=e.served.evidence.value,
-    )
+    whys: dict[str, list[str]] = {}
+    for stop in e.served.stops:
+        kind = NOT_SERVED if stop.switch is None else kind_of(stop.switch)
+        whys.setdefault(kind, []).append(stop.why)
+    return [stop_cause(e, e.served, kind, "; ".join(why)) for kind, why in whys.items()]
+
+
+def stop_cause(e: Evidence, served: ServedWiring, kind: str, why: str) -> Cause:
+    """That the engine does not start, by what stops it."""
+    name = switch_of(kind) or STATES
+    ours = value_words(e.trained.wiring, name)
+    ground = served.evidence.value
     return Cause(
-        kind=stopped_by(e.served, e.trained.wiring),
-        what=f"trained on {ours}; {e.served.engine}: {problems}",
+        kind=kind,
+        what=f"trained on {ours}; {served.engine}: {why}" if kind == STATES else why,
         trained=ours,
-        served=problems,
+        served=why,
         cost=None,
-        fixes=((starts,) if e.served.to_start else ()) + fixes_of(e, STATES),
-        confidence=POSSIBLE if inferred else LIKELY,
-        evidence=f"trained: {how_trained(e, STATES)}; served: {e.served.evidence.value}",
+        fixes=fixes_of(e, kind),
+        confidence=POSSIBLE if ground == "inferred" else LIKELY,
+        evidence=f"trained: {how_trained(e, name)}; served: {ground}",
+        stops=True,
     )
-
-
-def stopped_by(served: ServedWiring, trained: Wiring) -> str:
-    """What keeps an engine from starting: its states, a part that it has no place for, or else."""
-    if served.states is None or len(served.states) != len(trained.layers):
-        return STATES
-    first = served.problems[0] if served.problems else ""
-    refused = (kind_of(switch) for words, switch in REFUSED.items() if words in first)
-    return next(refused, NOT_SERVED)
 
 
 def by_cost(causes: list[Cause]) -> list[Cause]:
-    """The most costly first; before all what keeps an engine from starting, and states whose cost cannot
-    be measured; others without a cost behind.
+    """The most costly first; before all what keeps an engine from starting, then states whose cost
+    cannot be measured; others without a cost behind.
     """
 
-    def key(cause: Cause) -> float:
-        if cause.cost is not None:
-            return -cause.cost.difference.value
-        first = (NOT_SERVED, STATES, ORDER)
-        return float("-inf") if cause.kind in first else float("inf")
+    def key(cause: Cause) -> tuple[bool, float]:
+        cost = float("-inf") if cause.kind in (STATES, ORDER) else float("inf")
+        if cause.stops:
+            cost = 0.0  # in the order in which the engine meets them
+        elif cause.cost is not None:
+            cost = -cause.cost.difference.value
+        return not cause.stops, cost
 
     return sorted(causes, key=key)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from eagle3.diagnosis import rewrites
 from eagle3.diagnosis.fix import CODE, Case, Fix
 from eagle3.diagnosis.patched_config import no_window, set_rope, set_switch, switch_off
+from eagle3.doctor.report import QWEN3_IN_VLLM
 from eagle3.doctor.rope import ATTN_FACTOR, attention_factor
 from eagle3.doctor.subject import Engine
 from eagle3.doctor.switches import at, ways_out
+from eagle3.errors import BadInput
 from eagle3.form import Rope
+from eagle3.serving import Unknown, serving_for
 from eagle3.wiring import FcInput, Feedback, Parts, Residual, RopeChoice, Window, chosen_rope
 
 SGLANG_WINDOW = "models/llama_eagle3.py"
@@ -21,14 +24,17 @@ def switched(case: Case, name: str, value: bool, tensors: str | None = None) -> 
     if serving is None or case.asked is None or case.rule is None:
         return ()
     switch = getattr(serving, name)
-    if not switch.honoured:
-        if value:
-            engine = Engine(asked=case.asked, rule=case.rule, serving=serving, checkout=None)
-            return (case.none(*ways_out(name, engine)),)
+    gone = rewrites.without(tensors, f"the tensors of {name}") if tensors and not value else None
+    if not switch.honoured and value:
+        engine = Engine(asked=case.asked, rule=case.rule, serving=serving, checkout=None)
+        return (case.none(*ways_out(name, engine)),)
+    if not switch.honoured and gone is None:
         return (case.none(CODE),)
     edit = case.edit()
-    set_switch(edit, name, switch, value)
-    gone = rewrites.without(tensors, f"the tensors of {name}") if tensors and not value else None
+    if switch.honoured:
+        set_switch(edit, name, switch, value)
+    else:
+        switch_off(edit, name)  # for whoever reads it: the file has no tensors of it any more
     return (case.edited(edit, snippet=gone),)
 
 
@@ -63,13 +69,22 @@ def of_fc_input(case: Case) -> tuple[Fix, ...]:
 
 def of_biases(case: Case) -> tuple[Fix, ...]:
     """The biases of the attention's projections."""
-    if case.trained.biases is Parts.dropped:
-        return (case.rewritten(rewrites.no_biases()),)  # o's stay, so the switch stays on
+    serving = case.serving
+    # o's stay, so the switch stays on, and who refuses the tensors refuses zeros as well.
+    refused = (
+        serving is not None
+        and serving.unknown is Unknown.refused
+        and not serving.attention_bias.honoured
+    )
+    if case.trained.biases is Parts.dropped and not refused:
+        return (case.rewritten(rewrites.no_biases()),)
     return switched(case, "attention_bias", True)
 
 
 def of_qk_norm(case: Case) -> tuple[Fix, ...]:
     """Qwen3's norms on q and k."""
+    if case.trained.qk_norm is Parts.declared and has_qwen3(case):
+        return (qwen3_class(case),)
     if case.trained.qk_norm is Parts.declared:
         return switched(case, "qk_norm", True)
     gone = rewrites.without(r".*[.]self_attn[.][qk]_norm[.]weight", "the norms on q and k")
@@ -80,12 +95,31 @@ def of_qk_norm(case: Case) -> tuple[Fix, ...]:
     return (case.edited(edit, snippet=gone),)
 
 
+def has_qwen3(case: Case) -> bool:
+    """Whether the release has a class with norms on q and k, which goes by another name."""
+    if case.asked is None or case.name != "vllm":
+        return False
+    try:
+        return serving_for("vllm", case.asked.version, QWEN3_IN_VLLM).qk_norm.value({})
+    except BadInput:
+        return False  # it came later
+
+
+def qwen3_class(case: Case) -> Fix:
+    """The name by which vLLM takes a drafter for that class: its own, or its layer's type."""
+    edit = case.edit()
+    if edit.nested:
+        edit.put(f"{edit.layer}model_type", "qwen3")
+    else:
+        edit.put("architectures", [QWEN3_IN_VLLM])
+    return case.edited(edit)
+
+
 def of_rope(case: Case) -> tuple[Fix, ...]:
     """The base and the scaling that were trained with, where this layout states them."""
     own = case.form.rope.value
-    run = case.served.wiring if case.served is not None else None
     if case.trained.rope is RopeChoice.declared:
-        if run is None or run.rope is not RopeChoice.no_mscale:
+        if case.run is None or case.run.rope is not RopeChoice.no_mscale:
             return (case.none(CODE),)
         return factor_written(case, own)
     if case.trained.rope is RopeChoice.target and case.target_rope is None:

@@ -130,6 +130,7 @@ def fix_of(words: str, written: Written, rule: Rule, states: Sequence[int]) -> F
         possible=True,
         lines=(*lines, *order),
         needs=told["needs"],
+        patched=told["patched"],
         note=told["note"],
         evidence=evidence,
         source=source,

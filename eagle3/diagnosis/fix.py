@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
@@ -37,6 +38,7 @@ class Fix:
     # config.json with this fix alone, None: unchanged. The one to write is `fixes.patched_config`'s.
     config: Mapping[str, Any] | None = None
     needs: str | None = None  # what has to be done besides, in a few words: a patch of the engine
+    patched: bool = False  # whether a patch of the engine is among what it needs
     note: str | None = None  # how that works, and what else is worth a word
     left: str | None = None  # where it is not possible: a patch, another engine, retraining
     evidence: str  # run, read or inferred
@@ -44,6 +46,20 @@ class Fix:
     snippet: str | None = (
         None  # the python program over the checkpoint's files, the last of `lines`
     )
+
+
+class Mended(IntEnum):
+    """How a cause is mended: the less has to be done, the lower."""
+
+    by_lines = 0  # by what can be written alone: lines, flags, programs over the checkpoint
+    by_patch = 1  # with a change of the engine's code as well
+    not_there = 2  # not with this engine as it is, or by training again
+
+
+def mended(fixes: Iterable[Fix]) -> Mended:
+    """How a cause with these fixes is mended, by the one that asks for least."""
+    ways = (Mended.by_patch if fix.patched else Mended.by_lines for fix in fixes if fix.possible)
+    return min(ways, default=Mended.not_there)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +84,11 @@ class Case:
     def words(self) -> str:
         """Whom the lines are for."""
         return engine_words(self.asked) if self.asked is not None else EVERY
+
+    @property
+    def run(self) -> Wiring | None:
+        """What the engine runs, also where it does not start for another reason."""
+        return self.served.run if self.served is not None else None
 
     @cached_property
     def rule(self) -> Rule | None:
@@ -115,10 +136,10 @@ class Case:
         """That it cannot be expressed there, and what is left."""
         return self.fix(possible=False, left="; or ".join(left), **more)
 
-    def edited(self, edit: Edit, **more: Any) -> Fix:
-        """A changed config.json."""
+    def edited(self, edit: Edit, *others: str, **more: Any) -> Fix:
+        """A changed config.json; `others` are lines beside those that lead to it."""
         done = edit.done()
-        lines = done.lines
+        lines = (*done.lines, *others)
         if not lines and more.get("snippet") is None:
             lines = ("nothing: config.json says so already, where this engine looks",)
             if edit.flattened:
@@ -128,7 +149,7 @@ class Case:
         return self.fix(*lines, config=done.config, **more)
 
 
-def needed(patch: str | None) -> dict[str, str | None]:
+def needed(patch: str | None) -> dict[str, Any]:
     """A patch of an engine by its short name, and how it works."""
     name, _, how = (patch or "").partition(": ")
-    return {"needs": name or None, "note": how or None}
+    return {"needs": name or None, "note": how or None, "patched": bool(name)}

@@ -14,7 +14,8 @@ from typing import Any
 from eagle3.conventions import Rule
 from eagle3.diagnosis import config_fixes, rewrites, tensor_fixes
 from eagle3.diagnosis.elsewhere import elsewhere
-from eagle3.diagnosis.fix import Case, Fix, needed
+from eagle3.diagnosis.fix import CODE, Case, Fix, needed
+from eagle3.diagnosis.kinds import NOT_SERVED
 from eagle3.diagnosis.patched_config import write_ids
 from eagle3.doctor.findings import in_words, listed
 from eagle3.doctor.subject import EngineAsked
@@ -44,12 +45,12 @@ def fixes_for(
 
     `trained` is resolved by the form; `stored` are the canonical states that the data holds. Without an
     engine only what holds for every one is said. A config that is to be mended in several ways is
-    handed from one kind's fix to the next. Raises BadInput for what is no kind of wiring (what to do
-    about the others is said where they are found, in `eagle3.diagnosis.beyond`), and as
-    `eagle3.served.served_wiring` does.
+    handed from one kind's fix to the next. Raises BadInput for what is neither a kind of wiring nor an
+    engine that does not start (what to do about the others is said where they are found, in
+    `eagle3.diagnosis.beyond`), and as `eagle3.served.served_wiring` does.
     """
     if kind not in MAKERS:
-        raise BadInput(f"there is no kind of wiring '{kind}'; known are {', '.join(MAKERS)}")
+        raise BadInput(f"no line mends the kind '{kind}'; known are {', '.join(MAKERS)}")
     case = Case(
         trained=trained,
         served=served,
@@ -73,12 +74,12 @@ def patched_config(
 ) -> Mapping[str, Any] | None:
     """The config.json to write, whole: with the first possible fix of each kind, in one layout.
 
-    In a layout that the engine does not load it is that of the flat copy (`flat_copy`). None where
-    nothing changes it.
+    What makes the engine start comes first. In a layout that the engine does not load it is that of the
+    flat copy (`flat_copy`). None where nothing changes it.
     """
     copied = flat_copy(config, form=asked["form"], asked=asked["asked"])
     now = config if copied is None or copied.config is None else copied.config
-    for kind in kinds:
+    for kind in sorted(kinds, key=lambda kind: kind != NOT_SERVED):
         fixes = fixes_for(kind, trained, served, config=now, **asked)
         now = next((fix.config for fix in fixes if fix.possible and fix.config is not None), now)
     return None if now is config else now
@@ -119,6 +120,29 @@ def copy_notes(engine: str, form: DrafterForm) -> list[str]:
     elif widths:
         notes.append("the flat layout has no sliding window, which this drafter was trained with")
     return notes
+
+
+# What makes an engine start.
+
+
+def of_stops(case: Case) -> tuple[Fix, ...]:
+    """Lines and programs that make it start, or what is left; states and switches have their own."""
+    stops = case.served.stops if case.served is not None else ()
+    others = [stop for stop in stops if stop.switch is None]
+    left = [stop.left or CODE for stop in others if not stop.lines]
+    if left:
+        return (case.fix(possible=False, left="; ".join(dict.fromkeys(left))),)
+    if not others:
+        return ()
+    edit = case.edit()
+    for one in (one for stop in others for one in stop.config):
+        if one.removed:
+            edit.remove(one.path)
+        else:
+            edit.put(one.path, one.value)
+    programs = list(dict.fromkeys(stop.program for stop in others if stop.program))
+    lines = [line for program in programs[:-1] for line in rewrites.program_lines(program)]
+    return (case.edited(edit, *lines, snippet=programs[-1] if programs else None),)
 
 
 # The states and their order.
@@ -215,6 +239,7 @@ def of_positions(case: Case) -> tuple[Fix, ...]:
 
 
 MAKERS: dict[str, Callable[[Case], tuple[Fix, ...]]] = {
+    NOT_SERVED: of_stops,
     "states": of_states,
     "order": of_order,
     "d2t": tensor_fixes.of_d2t,

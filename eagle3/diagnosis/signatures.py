@@ -15,7 +15,6 @@ from eagle3.metrics import Rate
 
 LEAST = 30  # positions from which a step's rate counts
 SAME = 0.95  # a step keeps at least this share of what it has as trained: it is spared
-LOST = 0.85  # below this share of what it has as trained, a step is hit
 RECOVERS = 0.15  # by which the share grows behind the first step
 NOTHING = 0.15  # a rate that is little more than chance hits and copies
 LEVEL = 0.7  # of the first step's rate: no later step of a level curve has less

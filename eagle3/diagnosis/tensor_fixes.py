@@ -81,8 +81,7 @@ def of_input_norms(case: Case) -> tuple[Fix, ...]:
 
 def of_rotation(case: Case) -> tuple[Fix, ...]:
     """The rows of q and k lie as the engine pairs them."""
-    turned = case.served is not None and case.served.wiring is not None
-    there = case.served.wiring.rotation if turned else Rotation.half_split  # type: ignore[union-attr]
+    there = case.run.rotation if case.run is not None else Rotation.half_split
     if case.trained.rotation is Rotation.interleaved and there is Rotation.half_split:
         return (case.rewritten(rewrites.half_split_rows(case.form.head_dim.value)),)
     return (

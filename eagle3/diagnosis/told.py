@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from eagle3.diagnosis.fix import Mended, mended
 from eagle3.diagnosis.kinds import KINDS
-from eagle3.diagnosis.words import difference_words, rate_words, short, wiring_lines
+from eagle3.diagnosis.words import difference_words, joined, rate_words, short, wiring_lines
 
 if TYPE_CHECKING:
     from eagle3.diagnosis.answer import Cause, Diagnosis
     from eagle3.diagnosis.fixes import Fix
+    from eagle3.metrics import Rate
 
 LINES, WIDTH = 12, 120
 SHOWN = 3  # causes among the first lines
@@ -94,7 +96,10 @@ def cause_lines(cause: Cause, number: int, room: Room) -> list[str]:
 
 
 def fix_words(fix: Fix) -> str:
-    """A fix in one line, the exact line first: what to write, or that it cannot be and what is left."""
+    """A fix in one line, the exact line first: what to write, or that it cannot be and what is left.
+
+    What the line needs stands right behind it: without that it mends nothing.
+    """
     if not fix.possible:
         said = fix.left or "; ".join(fix.lines)
         return f"no line there; {said} ({fix.engine})" if fix.engine else "; ".join(fix.lines)
@@ -103,40 +108,72 @@ def fix_words(fix: Fix) -> str:
         return f"{'; '.join(whole)} [{fix.evidence}]"
     first, rest = (whole[0], whole[1:]) if whole else ("run the program below", [])
     more = f"; needs {fix.needs}" if fix.needs else ""
-    return "; ".join([f"{first} [{fix.evidence}] for {fix.engine}{more}", *rest])
+    return "; ".join([f"{first}{more} [{fix.evidence}] for {fix.engine}", *rest])
 
 
-def written(d: Diagnosis) -> int:
-    """How many steps of the ladder are mended by lines that can be written."""
-    lines = {cause.kind for cause in d.causes if any(fix.possible for fix in cause.fixes)}
-    return sum(kind in lines for kind, _ in d.ladder)
+def never_starts(d: Diagnosis) -> bool:
+    """Whether nothing that is known here makes the engine start."""
+    return any(c.stops and mended(c.fixes) is Mended.not_there for c in d.causes)
+
+
+def behind_fixes(d: Diagnosis, said: Callable[[Rate], str]) -> Iterator[str]:
+    """Accept length behind what can be written alone, with patches of the engine too, with all mended.
+
+    Only steps from the ladder's first on count: what stands behind one that stays is not reached.
+    """
+    ways = {cause.kind: mended(cause.fixes) for cause in d.causes}
+    asked = [ways.get(kind, Mended.not_there) for kind, _ in d.ladder]
+    lines, patches = (reached(asked, most) for most in (Mended.by_lines, Mended.by_patch))
+    whole = len(asked)
+    starts = all(mended(c.fixes) is Mended.by_lines for c in d.causes if c.stops)
+    last = said(d.ladder[-1][1])
+    if 0 < lines < whole and starts:
+        yield f"{d.ladder[lines - 1][1].value:.2f} by lines alone"
+    if patches == whole:
+        yield f"{last} after all fixes{'' if lines == whole else ' (with a patch)'}"
+        return
+    if patches > lines and not never_starts(d):
+        yield f"{d.ladder[patches - 1][1].value:.2f} with a patch"
+    left = [kind for kind, _ in d.ladder if ways.get(kind, Mended.not_there) is Mended.not_there]
+    yield f"not by lines: {last} with {joined(left)} {'too' if len(left) < whole else 'mended'}"
+
+
+def reached(asked: Sequence[Mended], most: Mended) -> int:
+    """How many steps, from the first on, ask for no more than this."""
+    return next((place for place, way in enumerate(asked) if way > most), len(asked))
 
 
 def expected(d: Diagnosis) -> str:
-    """Accept length as served, behind all fixes that can be written, and with everything mended."""
+    """Accept length as served, behind all fixes that can be written, and with everything mended.
+
+    Where the line is full the interval, which stands below, gives way.
+    """
+    start = "expected accept length: "
+    ways = [start + " → ".join(lengths(d, said)) for said in (rate_words, value_alone)]
+    return short(next((line for line in ways if len(line) <= WIDTH), ways[-1]), WIDTH)
+
+
+def value_alone(rate: Rate) -> str:
+    """'2.93'."""
+    return f"{rate.value:.2f}"
+
+
+def lengths(d: Diagnosis, said: Callable[[Rate], str]) -> list[str]:
+    """The parts of that line, the last accept length as `said` says it."""
     served = d.accept_length_served
     how = "as declared" if d.served is None else "as served"
     parts = [f"{served.value:.2f} {how}" if served is not None else f"not measurable {how}"]
     if d.served is not None and d.served.wiring is None:
-        parts = ["it does not start"]
+        parts = [f"it does not start{', whatever is written' if never_starts(d) else ''}"]
     if d.causes and d.ladder:
-        mended = written(d)
-        last = d.ladder[-1][1]
-        if mended == len(d.ladder):
-            parts.append(f"{rate_words(last)} after all fixes")
-        else:
-            if mended:
-                parts.append(f"{d.ladder[mended - 1][1].value:.2f} by lines alone")
-            left = " and ".join(kind for kind, _ in d.ladder[mended:])
-            mended_too = f"{left} too" if mended else f"{left} mended"
-            parts.append(f"{rate_words(last)} with {mended_too} (not by lines)")
+        parts += behind_fixes(d, said)
     elif d.accept_length_served is None and d.served is not None:
         # What an engine that does not run it gives once it does is not known.
-        parts.append(f"{rate_words(d.accept_length_repaired)} if it ran it as trained")
+        parts.append(f"{said(d.accept_length_repaired)} if it ran it as trained")
     else:
         ended = "as the search ended" if d.verdict == "undecided" else "as trained"
-        parts.append(f"{rate_words(d.accept_length_repaired)} {ended}")
-    return short(f"expected accept length: {' → '.join(parts)}", WIDTH)
+        parts.append(f"{said(d.accept_length_repaired)} {ended}")
+    return parts
 
 
 def steps(d: Diagnosis) -> list[str]:

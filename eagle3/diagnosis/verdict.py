@@ -7,7 +7,8 @@ none of those known here.
 
 Causes of the wiring, of tables and of slots stand by what they cost. The teacher, which no repair of
 the wiring touches, stands before them where it holds the drafter back further than all of them
-together (`beyond.teacher_limits_most`), else behind those of them that can be mended by lines.
+together (`beyond.teacher_limits_most`), else behind those of them that can be mended by lines. Before
+all stands what keeps the engine from starting.
 """
 
 from __future__ import annotations
@@ -148,9 +149,10 @@ def with_teacher(e: Evidence, causes: Sequence[Cause]) -> list[Cause]:
     if teacher is None:
         return list(causes)
     if beyond.teacher_limits_most(e):
-        return [teacher, *causes]
-    lines = [c for c in causes if any(fix.possible for fix in c.fixes)]
-    return [*lines, teacher, *(c for c in causes if c not in lines)]
+        before = [c for c in causes if c.stops]
+    else:
+        before = [c for c in causes if c.stops or any(fix.possible for fix in c.fixes)]
+    return [*before, teacher, *(c for c in causes if c not in before)]
 
 
 def unfound(slot: SlotSeen) -> bool:

@@ -52,6 +52,11 @@ VALUES: dict[str, dict[str, str]] = {
         "no_mscale": "config.json's YaRN without mscale",
         "base_10000": "rope base 10000, unscaled",
         "target": "the target's rotary embedding",
+        "base_10000_scaled": "rope base 10000 with config.json's scaling",
+        "target_unscaled": "the target's rope base without its scaling",
+        "target_base": "the target's rope base with config.json's scaling",
+        "target_scaling": "config.json's rope base with the target's scaling",
+        "base_10000_target_scaling": "rope base 10000 with the target's scaling",
     },
     "rotation": {
         "half_split": "half-split rotation (i with i + d/2)",
@@ -86,18 +91,17 @@ def truth_words(truth: str) -> str:
     return TRUTHS.get(truth, truth)
 
 
-def value_words(wiring: Wiring, name: str, num_layers: int | None = None) -> str:
+def value_words(wiring: Wiring, name: str) -> str:
     """What a wiring does at one switch, or which states it feeds."""
     if name == STATES:
-        return in_words(wiring.states(num_layers))
+        return in_words(wiring.states())
     value = getattr(wiring, name).value
     return VALUES.get(name, {}).get(value, f"{name}={value}")
 
 
-def wiring_lines(wiring: Wiring, num_layers: int | None = None) -> list[str]:
-    """A line a switch: 'states  states 0, 3 and 31'."""
-    names = (STATES, *SWITCHES)
-    return [f"{name}: {value_words(wiring, name, num_layers)}" for name in names]
+def wiring_lines(wiring: Wiring) -> list[str]:
+    """A line a switch: 'states: states 0, 3 and 31'."""
+    return [f"{name}: {value_words(wiring, name)}" for name in (STATES, *SWITCHES)]
 
 
 def rate_words(rate: Rate, digits: int = 2) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import combinations, permutations
-from math import perm
+from heapq import nsmallest
+from itertools import chain, combinations, islice, permutations
+from math import comb, factorial, perm
 from typing import Any
 
 from eagle3.errors import BadInput
@@ -21,10 +22,11 @@ from eagle3.wiring import (
     Wiring,
     chosen_rope,
     heeded,
+    needs_target,
 )
 
 STATES = "states"
-MOST_STATES = 250  # ordered choices of states that are all tried
+MOST_STATES = 720  # ordered choices of states that are tried: all of 3 out of 10
 DECLARED = ("window", "deeper_norm", "biases", "qk_norm")  # have no other name for what is declared
 LATE = ("feedback", "positions")  # leave the first draft step as it is
 
@@ -60,6 +62,18 @@ class Axis:
     shows_from: int  # the first draft step at which it can show: 0, or 1
     why: str  # what this axis asks
     named: bool = False  # a person says which values
+    cut: str = ""  # how many of how many values there are, and which; empty: all of them
+    among: tuple[int, ...] = ()  # the states whose choices are values, where not all of these are
+
+    def beside(self, wiring: Wiring) -> Iterator[tuple[int, ...]]:
+        """Of an axis that is cut: what is one step from a wiring's own value, listed or not.
+
+        Its states in every order, and with one replaced; so that a search that has moved on from the
+        start can reach every ordered choice there is. Of an axis that is not cut there is none.
+        """
+        if self.among:
+            yield from islice(permutations(wiring.states()), MOST_STATES)
+            yield from one_other(wiring.states(), self.among)
 
 
 def axes_of(
@@ -73,15 +87,16 @@ def axes_of(
     stored: Sequence[int] = (),
     fixed: Sequence[str] = (),
     only: Mapping[str, Sequence[Any]] | None = None,
+    more_states: Sequence[Sequence[int]] = (),
 ) -> tuple[Axis, ...]:
     """Every axis that can make a difference to this drafter.
 
     `known` are the states that the texts hold, `stored` those of them that were not made from the
-    target: these are tried in every order, however many the others are. `target_rope` None leaves the
-    target's rope out; `own_embedding` and `own_head` say whether the checkpoint has them. `fixed`
-    names are left out, `only` says which values to try of an axis, whatever the others are: states
-    that are not known are refused by the search, which has the texts. Raises BadInput for a name or a
-    value that there is not.
+    target: up to MOST_STATES choices of these are tried in every order, however many the others are.
+    `target_rope` None leaves the target's rope out; `own_embedding` and `own_head` say whether the
+    checkpoint has them. `fixed` names are left out, `only` says which values to try of an axis, whatever
+    the others are, and `more_states` are tried in front of all other states: which ones can be fed is
+    left to the search, which has the texts. Raises BadInput for a name or a value that there is not.
     """
     only = dict(only or {})
     for name in (*fixed, *only):
@@ -89,6 +104,12 @@ def axes_of(
             raise BadInput(f"there is no axis '{name}'; there are {', '.join(WHY)}")
     if both := sorted(set(fixed) & set(only)):
         raise BadInput(f"axis '{both[0]}' is fixed and its values are named; say one of the two")
+    if more_states and STATES in (*fixed, *only):
+        so = "fixed" if STATES in fixed else "cut to what job.axes.states names"
+        raise BadInput(
+            f"axis 'states' is {so}, so job.axes.more_states adds nothing; say one of the two"
+        )
+    more = asked_values(STATES, more_states, form.num_aux.value) if more_states else ()
     found = []
     offered: tuple[Any, ...]
     # Without the layer nothing in it matters, but the search may put it back.
@@ -96,22 +117,22 @@ def axes_of(
     for name in WHY:
         if name in fixed:
             continue
-        why = WHY[name]
+        cut = ""
         if name == STATES:
-            offered, said = state_choices(base.states(), known, stored)
-            why += said
+            offered, cut = state_choices(base.states(), known, stored, more)
         else:
             offered = tuple(
                 switch_choices(
                     name,
                     form,
+                    base.rope,
                     target_rope=target_rope,
                     own_embedding=own_embedding,
                     own_head=own_head,
                 )
             )
         if name in only:
-            offered, why = asked_values(name, only[name], form.num_aux.value), WHY[name]
+            offered, cut = asked_values(name, only[name], form.num_aux.value), ""
         values = different(name, offered, start if name == "decoder_layer" else base, form)
         if values:
             found.append(
@@ -119,8 +140,10 @@ def axes_of(
                     name=name,
                     values=values,
                     shows_from=int(name in LATE),
-                    why=why,
+                    why=WHY[name],
                     named=name in only,
+                    cut=cut,
+                    among=tuple(sorted(set(known))) if cut else (),
                 )
             )
     return tuple(found)
@@ -164,49 +187,127 @@ def different(name: str, values: Iterable[Any], base: Wiring, form: DrafterForm)
 
 
 def state_choices(
-    start: Sequence[int], known: Sequence[int], stored: Sequence[int] = ()
+    start: Sequence[int],
+    known: Sequence[int],
+    stored: Sequence[int] = (),
+    more: Sequence[tuple[int, ...]] = (),
 ) -> tuple[tuple[tuple[int, ...], ...], str]:
-    """Ordered choices of as many states as the start has, and what is left out, in words."""
+    """Ordered choices of as many states as the start has, and what is left out, in words.
+
+    All that there are of the known ones, or MOST_STATES of them by their closeness to the start; `more`
+    stand before these.
+    """
     count, states = len(start), sorted(set(known))
-    if perm(len(states), count) <= MOST_STATES:
-        return tuple(permutations(states, count)), ""
-    first: dict[tuple[int, ...], None] = {}
-    if perm(len(set(stored)), count) <= MOST_STATES:
-        first = dict.fromkeys(permutations(sorted(set(stored)), count))
-    chosen = first | dict.fromkeys(combinations(states, count))
-    chosen |= dict.fromkeys(permutations(start))
-    for place in range(count):
-        for k in states:
-            if k not in start:
-                one_other = (*start[:place], k, *start[place + 1 :])
-                chosen[one_other] = None
-    kept = tuple(list(chosen)[:MOST_STATES])
-    in_data = "those of the data's own states in every order, then " if first else ""
-    return kept, (
-        f" ({len(kept)} of {perm(len(states), count)} ordered choices of {len(states)} states: first "
-        f"{in_data}those in ascending order, then the start's in every order, then the start with one "
-        "other)"
+    total = perm(len(states), count)
+    if total <= MOST_STATES:
+        return (*more, *permutations(states, count)), ""
+    held = set(states)
+    ordered = by_closeness(start, states, sorted(held.intersection(stored)))
+    kept = tuple(islice(each_once(c for c in ordered if held.issuperset(c)), MOST_STATES))
+    tried = {chosen for chosen in (*kept, *more) if held.issuperset(chosen)}
+    return (*more, *kept), what_is_cut(tried, start, states, stored)
+
+
+def by_closeness(
+    start: Sequence[int], states: Sequence[int], stored: Sequence[int]
+) -> Iterator[tuple[int, ...]]:
+    """Ordered choices of states, the closest to the start first, some of them more than once.
+
+    The start's own in every order and the start with one other come first, the fewer of them in front;
+    then the data's own states in every order, where these are few enough to be tried whole; then
+    ascending choices, which is how nearly everybody feeds them; then all other orders.
+    """
+    count = len(start)
+    others = list(one_other(start, states))
+    orders = list(islice(permutations(start), MOST_STATES))
+    yield from chain(*sorted((orders, others), key=len))
+    if perm(len(stored), count) <= MOST_STATES:
+        yield from every_order(start, stored)
+    yield from nearest(start, states)
+    yield from every_order(start, stored)
+    yield from every_order(start, states)
+
+
+def one_other(start: Sequence[int], states: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The start with one of its states replaced, states one off those that they replace first."""
+    places = [(place, k) for place in range(len(start)) for k in states if k not in start]
+    for place, k in sorted(places, key=lambda item: abs(item[1] - start[item[0]])):
+        yield (*start[:place], k, *start[place + 1 :])
+
+
+def nearest(start: Sequence[int], states: Sequence[int]) -> list[tuple[int, ...]]:
+    """Ascending choices of states, by how far all of them lie from the start's; the first of many."""
+    ascending = sorted(start)
+    return nsmallest(
+        2 * MOST_STATES,  # as many as may be taken, behind as many as may have been taken before
+        combinations(states, len(start)),
+        key=lambda chosen: sum(abs(a - b) for a, b in zip(chosen, ascending, strict=True)),
+    )
+
+
+def every_order(start: Sequence[int], states: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All ordered choices of states, by how far they lie from the start's."""
+    for chosen in nearest(start, states):
+        yield from permutations(chosen)
+
+
+def each_once(choices: Iterable[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    """What comes again left out."""
+    seen = set()
+    for chosen in choices:
+        if chosen not in seen:
+            seen.add(chosen)
+            yield chosen
+
+
+def what_is_cut(
+    tried: Collection[tuple[int, ...]],
+    start: Sequence[int],
+    states: Sequence[int],
+    stored: Collection[int],
+) -> str:
+    """How many ordered choices of these states are tried, of how many, and of which kinds."""
+    count, own = len(start), set(states).intersection(stored)
+    others = {c for c in one_other(start, states) if set(states).issuperset(c)}
+    kinds = [
+        (
+            "of the start's in every order",
+            {c for c in tried if set(c) == set(start)},
+            factorial(count),
+        ),
+        ("of the start with one state replaced", others.intersection(tried), len(others)),
+        ("of the data's own", {c for c in tried if own.issuperset(c)}, perm(len(own), count)),
+        ("ascending", {c for c in tried if list(c) == sorted(c)}, comb(len(states), count)),
+    ]
+    return (
+        f"{len(tried)} of {perm(len(states), count)} ordered choices of {len(states)} states are tried, "
+        f"the closest to {', '.join(map(str, start))}: "
+        + ", ".join(f"{len(some)} of {total} {what}" for what, some, total in kinds if total)
+        + "; job.axes.more_states=[[…]] adds others"
     )
 
 
 def switch_choices(
     name: str,
     form: DrafterForm,
+    rope: RopeChoice,
     *,
     target_rope: Rope | None,
     own_embedding: bool,
     own_head: bool,
 ) -> Iterator[Enum]:
-    """The values of a switch that this drafter and target can be run with."""
+    """The values of a switch that this drafter and target can be run with, and turn unlike `rope`."""
     as_wide = form.target_hidden.value == form.hidden.value
     own = form.rope.value
     ropes: list[Rope] = []
+    if target_rope is not None or not needs_target(rope):
+        ropes.append(heeded(chosen_rope(rope, own, target_rope)))
     for value in SWITCHES[name]:
         if isinstance(value, (Embedding, Head)):
             there = own_embedding if isinstance(value, Embedding) else own_head
             possible = there if value.value == "own" else as_wide
         elif isinstance(value, RopeChoice):
-            possible = value is not RopeChoice.target or target_rope is not None
+            possible = target_rope is not None or not needs_target(value)
             if possible:
                 turned = heeded(chosen_rope(value, own, target_rope))
                 possible = turned not in ropes

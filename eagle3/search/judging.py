@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eagle3.metrics import Count, Truth, judge_chains, rate
 from eagle3.search.bounds import accuracy_bounds, tail_of
-from eagle3.search.results import TeacherScore
+from eagle3.search.results import Ranked, TeacherScore
 from eagle3.search.score import Scorer
 from eagle3.search.teachers import Teacher
 from eagle3.wiring import Token, Wiring
@@ -66,14 +66,19 @@ def agreements(scorer: Scorer, one: Teacher, other: Teacher, chosen: Sequence[in
 
 
 def teacher_scores(
-    scorer: Scorer, wiring: Wiring, teachers: Sequence[Teacher], seed: int
+    scorer: Scorer, best: Ranked, teachers: Sequence[Teacher], seed: int
 ) -> tuple[TeacherScore, ...]:
-    """Every teacher on all texts, the one that explains most first."""
+    """Every teacher on all texts, the one that explains most first.
+
+    `best` was scored on them against the first, which is the reference.
+    """
+    reference, *others = teachers
     everything = range(len(scorer.texts))
-    counts = scorer.first([wiring], everything, [t.name for t in teachers])[wiring]
+    counts = {reference.name: [c["accuracy"] for c in best.counts]}
+    if others:
+        counts |= scorer.first([best.wiring], everything, [t.name for t in others])[best.wiring]
     scores = []
     for teacher in teachers:
-        reference = teachers[0]
         accuracy = rate(counts[teacher.name], Truth.stored_teacher, limits=(0.0, 1.0), seed=seed)
         assert accuracy is not None  # every text has scored rows
         same = None

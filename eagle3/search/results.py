@@ -55,7 +55,7 @@ class TeacherScore:
 class Searched:
     """All that a search found."""
 
-    start: Ranked
+    start: Wiring  # resolved
     best: Ranked
     ranked: tuple[Ranked, ...]  # the best first
     dropped: tuple[Dropped, ...]  # the closest first

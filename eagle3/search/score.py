@@ -30,7 +30,7 @@ from eagle3.samples import asked_in_vain
 from eagle3.search.batch import Batch, shared_rows
 from eagle3.search.texts import Text, known_states
 from eagle3.target import TargetParts
-from eagle3.wiring import D2T, DecoderLayer, Embedding, Head, RopeChoice, Token, Wiring
+from eagle3.wiring import D2T, DecoderLayer, Embedding, Head, Token, Wiring, needs_target
 
 # Positions that go through the block together. More leave the processor's caches, fewer leave small
 # drafters waiting for the next operation to begin.
@@ -210,7 +210,7 @@ class Scorer:
         """The drafter's shape behind the wiring's switches."""
         if wiring not in self._shapes:
             own = self.checkpoint.drafter.shape
-            theirs = target_rope(self.target) if wiring.rope is RopeChoice.target else None
+            theirs = target_rope(self.target) if needs_target(wiring.rope) else None
             self._shapes[wiring] = replace(own, **switches_of(wiring, own, theirs))
         return self._shapes[wiring]
 

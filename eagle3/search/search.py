@@ -6,6 +6,8 @@ that is clearly better over the whole list again, until nothing is. Where the st
 noise, every change is a suspect and pairs are raced from the beginning: with states and d2t both
 wrong, either repair alone gives nothing.
 
+Where axes are few and cut, so that all wirings they lead to can be listed, those are raced at once.
+
 What shows in the first step is raced by agreement with the teacher that explains the drafter best so
 far; what shows behind it only, by accept length. The teacher is chosen between races, never in one: a
 wiring may look better against an easier teacher.
@@ -14,10 +16,11 @@ wiring may look better against an easier teacher.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 from eagle3.errors import BadInput
 from eagle3.form import DrafterForm
-from eagle3.search.axes import STATES, Axis
+from eagle3.search.axes import STATES, Axis, changed
 from eagle3.search.bounds import accuracy_bounds, bounded, length_difference, tail_of
 from eagle3.search.halving import (
     LENGTH,
@@ -31,13 +34,15 @@ from eagle3.search.halving import (
     rank,
 )
 from eagle3.search.judging import has_rounds, teacher_scores
-from eagle3.search.results import Dropped, Raced, Ranked, Searched, TeacherScore
+from eagle3.search.results import Dropped, Ranked, Searched, TeacherScore
 from eagle3.search.score import Scorer
 from eagle3.search.teachers import Teacher
 from eagle3.search.walk import Progress, Walk, named
 from eagle3.wiring import Wiring
 
-__all__ = ["Dropped", "Raced", "Ranked", "Searched", "TeacherScore", "race", "search"]
+__all__ = ["Dropped", "Ranked", "Searched", "TeacherScore", "search"]
+
+MOST_LISTED = 200  # wirings that are all raced
 
 
 def search(
@@ -65,12 +70,15 @@ def search(
         raise BadInput(f"the texts hold no choices of {', '.join(lacking) or 'any teacher'}")
     refuse_unheld(scorer, axes)
     walk = Walk(scorer, axes, teachers, form, seed, progress)
+    walk.notes += [axis.cut for axis in axes if axis.cut]
     able = list(walk.scoreable(starts))
     if not able:
         raise BadInput(f"no start of the search can be scored: {scorer.why_not(starts[0])}")
     if not has_rounds(scorer, teachers[0].name):
         raise BadInput(no_rounds(steps))
     start = able[0]
+    if len(able) == 1 and (wirings := listed(start, axes, form)):
+        return searched_list(walk, start, wirings, finalists)
     ends = []
     for i, begin in enumerate(able):
         if i and any(begin in path for path in walk.paths):
@@ -85,13 +93,12 @@ def search(
     ranked = ranking(walk, best, able, teacher, finalists, start)
     dropped = [as_dropped(start, out) for out in left_behind(walk, best, teacher, ranked)]
     dropped += [impossible(start, w, why) for w, why in walk.impossible.items()]
-    by_wiring = {r.wiring: r for r in ranked}
     return Searched(
-        start=by_wiring[start],
+        start=start,
         best=ranked[0],
         ranked=ranked,
         dropped=by_distance(dropped),
-        teachers=teacher_scores(scorer, best, teachers, seed),
+        teachers=teacher_scores(scorer, ranked[0], teachers, seed),
         teacher=teacher,
         teacher_clear=clear,
         rounds=tuple(walk.rounds),
@@ -99,6 +106,71 @@ def search(
         notes=tuple(walk.notes),
         axes=tuple(walk.axes),
         unclear=unclear(walk, best, teacher),
+    )
+
+
+def listed(start: Wiring, axes: Sequence[Axis], form: DrafterForm) -> list[Wiring]:
+    """Every wiring that the axes lead to, the start first; empty where these are too many to be raced
+    at once, or show behind the first step.
+    """
+    count = prod(len(axis.values) + 1 for axis in axes)
+    if not axes or count > MOST_LISTED or any(axis.shows_from for axis in axes):
+        return []
+    wirings = [start]
+    for axis in axes:
+        wirings += [changed(w, axis.name, value, form) for w in wirings for value in axis.values]
+    return list(dict.fromkeys(wirings))
+
+
+def searched_list(walk: Walk, start: Wiring, wirings: Sequence[Wiring], finalists: int) -> Searched:
+    """What a race of all these wirings ends with."""
+    scorer, reference = walk.scorer, walk.reference
+    teacher = walk.teacher(start)[0] if len(walk.teachers) > 1 else reference
+    found = race(
+        scorer,
+        wirings,
+        teacher=teacher.name,
+        truth=reference.name,
+        seed=walk.seed,
+        start=start,
+    )
+    best = found.best.wiring
+    ranked = (found.best, *found.ties)
+    closest = [t.wiring for t in found.ties] + [d.wiring for d in found.dropped if d.texts]
+    others = [w for w in dict.fromkeys((start, *closest)) if w != best][: finalists - 1]
+    if others:
+        ranked = tuple(
+            rank(
+                scorer,
+                [best, *others],
+                teacher=teacher.name,
+                truth=reference.name,
+                seed=walk.seed,
+                start=start,
+                comparisons=found.scored - 1,
+            )
+        )
+    shown = {r.wiring for r in ranked}
+    teacher, clear = walk.teacher(best, whole=True) if len(walk.teachers) > 1 else (reference, True)
+    open_ = [r.wiring for r in ranked[1:] if r.tied]
+    open_ += [d.wiring for d in found.dropped if d.behind is not None and d.behind.low <= 0]
+    names = (best.differing(w) for w in open_)
+    said = ", ".join(found.best.changed) or "the start"
+    return Searched(
+        start=start,
+        best=ranked[0],
+        ranked=(ranked[0], *sorted(ranked[1:], key=lambda r: -r.accept_length.value)),
+        dropped=tuple(d for d in found.dropped if d.wiring not in shown),
+        teachers=teacher_scores(scorer, ranked[0], walk.teachers, walk.seed),
+        teacher=teacher,
+        teacher_clear=clear,
+        rounds=(
+            f"all {len(wirings)} wirings that the axes lead to, raced against {teacher.name}: {said}",
+        ),
+        scored=found.scored,
+        notes=(*walk.notes, *vocabulary_notes(scorer, start, best)),
+        axes=tuple(walk.axes),
+        unclear=tuple({n[0]: None for n in names if len(n) == 1}),
     )
 
 

@@ -107,12 +107,12 @@ class Walk:
 
     # What may be changed.
 
-    def singles(self, wiring: Wiring, late: int = 0) -> dict[Wiring, tuple[Change, ...]]:
-        """Every wiring one change away, along the axes that show from step `late`."""
+    def singles(self, wiring: Wiring) -> dict[Wiring, tuple[Change, ...]]:
+        """Every wiring one change away, along the axes that show in the first step."""
         found: dict[Wiring, tuple[Change, ...]] = {}
         for name, values in self.values.items():
-            if self.axes[name].shows_from == late:
-                for value in values:
+            if not self.axes[name].shows_from:
+                for value in dict.fromkeys((*values, *self.axes[name].beside(wiring))):
                     self.add(found, wiring, (Change(name, value),))
         return found
 

@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 import torch
 
+from bench.diagnosis import Bench
 from bench.planted import cases as bench_cases
 from bench.planted import lab, score
 from bench.planted.block import KINDS as BLOCK
 from bench.planted.cases import ALIKE, KINDS, OUTSIDE_KINDS, Case, Maker
-from bench.planted.draft import Draft, write_checkpoint
+from bench.planted.draft import SGLANG, Draft, write_checkpoint
 from bench.planted.drafters import DRAFTERS, EARLY_DRAFTER, LAYOUTS, sound
 from bench.planted.kinds import BRINGS, HELD_OUT, TUNING, Alike, Kind
 from eagle3.diagnosis.kinds import KINDS as CAUSES
 from jobs import drafter_test
 from jobs.events import Events
+from tests.orchestrator.test_plan import request
 
 PLANTED = Path(lab.__file__).parent
 SHIPPED = [d for d in DRAFTERS.values() if (lab.LAB / d.folder).is_dir()]
@@ -298,3 +300,18 @@ def test_what_is_tuned_on_is_not_what_is_reported() -> None:
     for kind in known.values():
         for drafter, _ in Maker(0, held_out=True).places(kind):
             assert kind.use == HELD_OUT or drafter in ("third", "early")
+
+
+def test_cases_are_asked_as_the_command_asks(tmp_path: Path) -> None:
+    """What a person's command sends to a host holds the same settings, and the same values of them."""
+    engine = ("engine=sglang", "engine.version=0.5.12", "engine.engine_class=kimi_k25")
+    asked = request("job=diagnose", *engine)
+    served = draft("first", "specforge")
+    served.engine = SGLANG
+    ours = Bench(tmp_path).request(served, {})
+    assert asked.keys() - ours.keys() <= {"timeout_s", "gpus", "checkouts"}  # the machine's
+    assert ours.keys() <= asked.keys()
+    assert ours["axes"] == asked["axes"]
+    assert ours["engine"].keys() == asked["engine"].keys()
+    for name in ("steps", "max_samples", "seed", "finalists", "start", "device"):
+        assert ours[name] == asked[name], name

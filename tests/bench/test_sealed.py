@@ -23,7 +23,8 @@ from bench.planted.drafters import FIRST_DRAFTER, LAYOUTS, sound
 from bench.planted.dumps import LAYOUTS as DUMPS
 from bench.planted.kinds import chunks
 from bench.planted.lab import LAB, Text, live_target, write_texts
-from eagle3.engines import rule_for, served_states
+from eagle3.conventions import Rule
+from eagle3.engines import ids_to_write, looked_up, rule_for, served_states
 from eagle3.lab.layout import lay_out, save_live
 from eagle3.lab.target import LiveTarget
 from jobs import diagnose
@@ -171,12 +172,30 @@ def check_draw(seed: int, tmp_path: Path) -> None:
     assert (None if served is None else tuple(served)) == truth.served, where
     if truth.served is None:
         assert told["verdict"] == "cause", where
+        check_fix(told, truth, rule)
     elif truth.served == truth.trained:
         assert (told["verdict"], told["causes"]) == ("sound", []), where
     else:
         same = set(truth.served) == set(truth.trained)
         assert told["causes"], where
         assert told["causes"][0]["kind"] == ("order" if same else "states"), where
+        check_fix(told, truth, rule)
+
+
+def check_fix(told: dict[str, Any], truth: Truth, rule: Rule) -> None:
+    """The config that is to be written makes this engine feed what was trained, or cannot."""
+    fix, ascending = told["causes"][0]["fixes"][0], tuple(sorted(truth.trained))
+    written = ids_to_write(rule, ascending, LAYERS)
+    assert fix["possible"] is written.possible, fix
+    if not written.possible:
+        return
+    assert bool(fix["needs"]) is bool(written.needs), fix
+    if truth.served == ascending:
+        assert told["config"] is None  # the order is fc's alone
+    else:
+        ids = looked_up(rule, told["config"]).ids
+        assert served_states(rule, ids, LAYERS).states == ascending, ids
+    assert (list(truth.trained) == list(ascending)) is (fix["snippet"] is None), fix
 
 
 def ask(made: Draft, laboratory: Any, folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from eagle3.metrics import Count, Difference, Rate
 from eagle3.search.results import Ranked, Searched, TeacherScore
 from eagle3.search.teachers import Teacher
 from eagle3.served import ServedWiring
+from eagle3.served_switches import Stop
 from eagle3.wiring import Wiring
 
 LAB = Path(__file__).parents[2] / "lab"
@@ -103,7 +104,7 @@ def searched(
         )
     place = ranked(best)
     return Searched(
-        start=place,
+        start=best.wiring,
         best=place,
         ranked=(place,),
         dropped=(),
@@ -125,9 +126,14 @@ def part(name: str, share: float, *, of: Scored, single: bool = False) -> Part:
 
 
 def served(
-    wired: Wiring | None, *, ground: str = "read", problems: Sequence[str] = ()
+    wired: Wiring | None,
+    *,
+    ground: str = "read",
+    problems: Sequence[str] = (),
+    switch: str | None = "states",
 ) -> ServedWiring:
-    """What an engine runs."""
+    """What an engine runs; without a wiring, `problems` of that switch stop it."""
+    stops = [Stop(why=why, switch=switch) for why in problems] if wired is None else []
     return ServedWiring(
         wiring=wired,
         run=wired,
@@ -136,8 +142,8 @@ def served(
         place="eagle_config",
         because={},
         evidence=Ground(ground),
+        stops=tuple(stops),
         problems=tuple(problems),
-        to_start=("serve it with a newer release",) if problems else (),
         notes=(),
         engine="SGLang 0.5.12, class kimi_k25",
     )

@@ -10,7 +10,7 @@ from eagle3.diagnosis.beyond import BESIDE_BIGRAM, DECENT, USELESS
 from eagle3.diagnosis.evidence import Health, Inspected, SlotSeen
 from eagle3.diagnosis.verdict import diagnose
 from eagle3.wiring import Token
-from tests.eagle3.diagnosed import GOOD, SLOT3, evidence, part, scored, slots, wiring
+from tests.eagle3.diagnosed import ENGINE, GOOD, SLOT3, STEPS, evidence, part, scored, slots, wiring
 
 T = wiring(0, 3, 31)
 S = wiring(3, 31, 59)
@@ -167,8 +167,9 @@ def test_a_log_that_is_far_from_reached_is_unknown_behind_what_was_found():
     assert kinds(found) == ["states", "unknown"]
 
 
-def measured(length, **changed):
-    return evidence(scored(T, GOOD), engine_accept_length=length, **changed)
+def measured(length, flags=None, **changed):
+    asked = replace(ENGINE, flags={"num_steps": STEPS} if flags is None else flags)
+    return evidence(scored(T, GOOD), engine_accept_length=length, asked=asked, **changed)
 
 
 def test_figures_behind_the_engine():
@@ -196,12 +197,25 @@ def test_a_figure_that_two_readings_explain_is_one_cause_with_the_other_in_its_w
 
 
 def test_figures_of_other_chains_are_not_compared():
-    e = measured(1.2)
-    assert e.asked is not None
-    asked = replace(e.asked, flags={"speculative_num_steps": 3})
-    d = diagnose(replace(e, asked=asked))
-    assert d.causes == ()
-    assert any("job.steps=3" in line for line in d.undecided)
+    for flags in (
+        {"speculative_num_steps": 3},
+        {"--speculative-num-steps": 3},
+        {"num_steps": 3, "topk": 1},
+        {"num_speculative_tokens": 3},
+        {"speculative_config": {"num_speculative_tokens": 3}},
+    ):
+        d = diagnose(measured(1.2, flags))
+        assert d.causes == ()
+        assert any("job.steps=3" in line for line in d.undecided), flags
+
+
+def test_without_the_engine_s_steps_only_what_no_steps_explain_is_a_cause():
+    one = 1 + scored(T, GOOD).accuracy.value
+    for length in (one, 2.2, 5.0):
+        d = diagnose(measured(length, {}))
+        assert d.causes == ()
+        assert any("how many steps" in line for line in d.undecided), length
+    assert kinds(measured(one - 0.3, {})) == ["engine-state"]
 
 
 # The target's end as the reference, and texts that the target did not write.
@@ -305,7 +319,9 @@ def test_states_that_only_the_labels_call_otherwise_are_one_cause_with_the_slots
 
 def test_under_trained_is_level_and_shows_its_curve_and_the_engine_beside_it():
     low = scored(T, (0.4, 0.45, 0.45, 0.45))
-    (cause,) = diagnose(evidence(low, engine_accept_length=low.accept_length.value)).causes
+    asked = replace(ENGINE, flags={"num_steps": STEPS})
+    reported = evidence(low, engine_accept_length=low.accept_length.value, asked=asked)
+    (cause,) = diagnose(reported).causes
     assert "level over the draft steps (0.40, 0.44" in cause.what
     assert "is as standalone" in cause.what
     assert cause.confidence == "likely"

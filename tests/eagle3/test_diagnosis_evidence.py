@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,10 +22,13 @@ from eagle3.diagnosis.causes import (
 )
 from eagle3.diagnosis.evidence import Scored, held_against
 from eagle3.diagnosis.measure import mended, part, uncounted
+from eagle3.diagnosis.verdict import diagnose
 from eagle3.metrics import Count
+from eagle3.served_switches import ConfigLine, Stop
 from eagle3.wiring import D2T, FcInput, Residual
 from tests.eagle3.diagnosed import (
     GOOD,
+    SLOT3,
     STEPS,
     evidence,
     scored,
@@ -190,14 +194,15 @@ def test_what_an_engine_would_run_is_told_behind_why_it_does_not_start() -> None
     assert [c.kind for c in causes] == ["states", "residual"]
     assert causes[1].cost is not None
     assert causes[1].confidence == LIKELY
-    assert "served, if it starts" in causes[1].what
+    assert "un-normed; served once it starts: the residual is" in causes[1].what
     # States that are known and not what stops it are a fault of their own.
-    known = replace(
-        e,
-        served=replace(dead, states=(3, 31, 59)),
-        alone={"states": scored(S, DEAD), "residual": b},
-    )
-    assert [c.kind for c in wiring_causes(known)[0]] == ["not-served", "states", "residual"]
+    other = replace(dead, states=(3, 31, 59), stops=(Stop(why="it has no config", left="look"),))
+    known = replace(e, served=other, alone={"states": scored(S, DEAD), "residual": b})
+    causes, _ = wiring_causes(known)
+    assert [c.kind for c in causes] == ["not-served", "states", "residual"]
+    assert [c.stops for c in causes] == [True, False, False]
+    told = "trained on states 0, 3 and 31; served once it starts: states 3, 31 and 59"
+    assert causes[1].what == told
     few = replace(e, served=replace(dead, states=(3, 31)))
     assert [c.kind for c in wiring_causes(few)[0]] == ["states", "residual"]
     nowhere = replace(dead, run=None)
@@ -205,24 +210,46 @@ def test_what_an_engine_would_run_is_told_behind_why_it_does_not_start() -> None
 
 
 @pytest.mark.parametrize(
-    ("problem", "kind"),
-    [
-        ("its tensors have other names", "not-served"),
-        ("vLLM 0.20 has no place for the file's tensors of fc_norm (read)", "fc-input"),
-        ("vLLM 0.20 has no place for the drafter's qk_norm and refuses its tensors", "qk-norm"),
-    ],
+    ("switch", "kind"),
+    [(None, "not-served"), ("fc_input", "fc-input"), ("qk_norm", "qk-norm")],
 )
-def test_what_stops_an_engine_is_named_by_what_it_is(problem: str, kind: str) -> None:
-    norm = replace(R, fc_input=FcInput.whole)
-    dead = replace(served(None, problems=(problem,)), states=T.states(), run=norm)
+def test_what_stops_an_engine_is_named_by_what_it_is(switch: str | None, kind: str) -> None:
+    norm, problem = replace(R, fc_input=FcInput.whole), "whatever it is called"
+    dead = served(None, problems=(problem,), switch=switch)
+    dead = replace(dead, states=T.states(), run=norm)
     alone = {"residual": scored(R, POOR), "fc-input": scored(norm, POOR)}
     e = evidence(scored(T, GOOD), served=dead, as_served=None, alone=alone)
     causes, _ = wiring_causes(e)
     assert causes[0].kind == kind
     assert problem in causes[0].what
     assert sorted({c.kind for c in causes[1:]}) == sorted({"residual", "fc-input"} - {kind})
-    assert kind != "not-served" or by_cost([*causes[1:], causes[0]])[0] == causes[0]
+    assert by_cost([*causes[1:], causes[0]])[0] == causes[0]
     assert with_part_of(R, T, "not-served") == R
+
+
+def test_several_stops_are_a_cause_a_kind_and_before_all_others() -> None:
+    stops = (
+        Stop(why="no class is named", config=(ConfigLine("architectures", ["A"]),)),
+        Stop(why="biases are refused", switch="biases"),
+        Stop(why="null is multiplied", config=(ConfigLine("width", removed=True),)),
+    )
+    dead = replace(served(None), stops=stops, states=T.states(), run=R)
+    e = evidence(scored(T, GOOD), served=dead, as_served=None, alone={"residual": scored(R, POOR)})
+    causes, _ = wiring_causes(e)
+    assert [c.kind for c in causes] == ["not-served", "biases", "residual"]
+    assert causes[0].served == "no class is named; null is multiplied"
+    assert [c.kind for c in by_cost(causes[::-1])] == ["biases", "not-served", "residual"]
+    assert causes[0].plain()["stops"]
+    # Not even a teacher that limits most stands before them.
+    d = diagnose(
+        replace(
+            e,
+            searched=searched(e.trained, teacher=SLOT3, by_teacher=scored(T, (0.95,) * 4)),
+            by_teacher=scored(T, (0.95,) * 4, truth=SLOT3.name),
+        )
+    )
+    assert [c.kind for c in d.causes][:3] == ["not-served", "biases", "teacher"]
+    assert json.loads(json.dumps(d.plain()))["served"]["stops"][1]["switch"] == "biases"
 
 
 def certainty(**changed) -> tuple[str, str]:

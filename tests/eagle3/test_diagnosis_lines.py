@@ -5,11 +5,27 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from eagle3.diagnosis.causes import with_part_of
 from eagle3.diagnosis.fixes import Fix
 from eagle3.diagnosis.verdict import diagnose
+from eagle3.diagnosis.words import rate_words
+from eagle3.doctor.subject import EngineAsked
+from eagle3.form import Setting
+from eagle3.served import served_wiring
 from eagle3.wiring import D2T, Residual, RopeChoice, Token
-from tests.eagle3.diagnosed import GOOD, evidence, ranked, scored, slots, wiring
+from tests.eagle3.diagnosed import (
+    GOOD,
+    LAB,
+    evidence,
+    form,
+    ranked,
+    scored,
+    served,
+    slots,
+    wiring,
+)
 
 T = wiring(0, 3, 31)
 S = wiring(3, 31, 59)
@@ -59,15 +75,19 @@ def test_the_first_lines_hold_cause_fix_accept_length_and_confidence():
         assert json.loads(json.dumps(d.plain()))["first_lines"] == lines
 
 
-def exact(line, possible=True):
+def exact(line, possible=True, needs=None):
     return Fix(
         engine="SGLang 0.5.12, class kimi_k25",
         possible=possible,
         lines=(line,),
         left=None if possible else "patch models/x.py",
         evidence="read",
-        needs="the embedding capture patch" if possible else None,
+        needs=needs,
+        patched=needs is not None,
     )
+
+
+PATCH = "the embedding capture patch"
 
 
 def test_of_three_causes_each_fix_and_the_figures_are_visible():
@@ -79,7 +99,8 @@ def test_of_three_causes_each_fix_and_the_figures_are_visible():
     d = diagnose(evidence(trained, wrong=wrong, alone=alone))
     line = '"eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1, 2, 30]}'
     causes = tuple(
-        replace(c, what=f"{c.what} {'and more ' * 30}", fixes=(exact(line),)) for c in d.causes
+        replace(c, what=f"{c.what} {'and more ' * 30}", fixes=(exact(line, needs=PATCH),))
+        for c in d.causes
     )
     mid = scored(both, POOR).accept_length
     ladder = (("states", wrong.accept_length), ("residual", mid), ("token", trained.accept_length))
@@ -87,11 +108,11 @@ def test_of_three_causes_each_fix_and_the_figures_are_visible():
     lines = d.first_lines()
     assert len(lines) <= 12
     assert max(map(len, lines)) <= 120
-    assert sum(f"fix: {line} [read]" in said for said in lines) == 3
+    assert sum(f"fix: {line}; needs {PATCH}" in said for said in lines) == 3
     (expected,) = [said for said in lines if said.startswith("expected accept length")]
     served, repaired = wrong.accept_length.value, trained.accept_length.value
     assert f"{served:.2f} as served → {repaired:.2f} [" in expected
-    assert "after all fixes" in expected
+    assert expected.endswith("after all fixes (with a patch)")
     slow = (
         f"with states alone mended the accept length is {served:.2f}: serving stays slow [inferred]"
     )
@@ -100,22 +121,126 @@ def test_of_three_causes_each_fix_and_the_figures_are_visible():
     assert d.plain()["states_alone"]["mended"] == "states"
 
 
-def test_what_lines_cannot_mend_is_not_promised():
+WAYS = {
+    "lines": exact("ids"),
+    "copy": replace(exact("ids"), needs="the flat copy of config.json"),
+    "patch": exact("ids", needs=PATCH),
+    "no": exact("", possible=False),
+}
+
+
+@pytest.mark.parametrize(
+    ("states", "residual", "stops", "told"),
+    [
+        ("lines", "lines", (), "SERVED → END after all fixes"),
+        ("lines", "no", (), "SERVED → MID by lines alone → not by lines: END with residual too"),
+        # A flat copy is written; a patch of the engine is not.
+        ("copy", "lines", (), "SERVED → END after all fixes"),
+        ("copy", "no", (), "SERVED → MID by lines alone → not by lines: END with residual too"),
+        ("patch", "patch", (), "SERVED → END after all fixes (with a patch)"),
+        ("patch", "no", (), "SERVED → MID with a patch → not by lines: END with residual too"),
+        ("lines", "patch", (), "SERVED → MID by lines alone → END after all fixes (with a patch)"),
+        ("no", "no", (), "SERVED → not by lines: END with states and residual mended"),
+        # A line behind what stays is not reached by lines alone.
+        ("no", "lines", (), "SERVED → not by lines: END with states too"),
+        # An engine that does not start serves nothing before what stops it is mended.
+        ("lines", "lines", ("states",), "STOPPED → END after all fixes"),
+        (
+            "lines",
+            "no",
+            ("states",),
+            "STOPPED → MID by lines alone → not by lines: END with residual too",
+        ),
+        ("patch", "lines", ("states",), "STOPPED → END after all fixes (with a patch)"),
+        ("no", "lines", ("states",), "NEVER → not by lines: END with states too"),
+        ("no", "no", ("states",), "NEVER → not by lines: END with states and residual mended"),
+        ("lines", "no", ("states", "residual"), "NEVER → not by lines: END with residual too"),
+    ],
+)
+def test_only_what_is_reached_is_promised(states, residual, stops, told):
     both = wiring(3, 31, 59, residual=Residual.normed)
     trained, wrong = scored(T, GOOD), scored(both, DEAD)
     alone = {kind: scored(with_part_of(T, both, kind), POOR) for kind in ("states", "residual")}
     d = diagnose(evidence(trained, wrong=wrong, alone=alone))
-    fixes = {"states": exact("ids"), "residual": exact("", possible=False)}
-    causes = tuple(replace(c, fixes=(fixes[c.kind],)) for c in d.causes)
-    mid = scored(T, POOR).accept_length
-    ladder = (("states", mid), ("residual", trained.accept_length))
-    (said,) = [
-        line
-        for line in replace(d, causes=causes, ladder=ladder).first_lines()
-        if line.startswith("expected")
-    ]
-    assert f"{mid.value:.2f} by lines alone" in said
-    assert "with residual too (not by lines)" in said
+    fixes = {"states": WAYS[states], "residual": WAYS[residual]}
+    causes = [replace(c, fixes=(fixes[c.kind],), stops=c.kind in stops) for c in d.causes]
+    mid, end = scored(T, POOR).accept_length, trained.accept_length
+    d = replace(d, causes=tuple(causes), ladder=(("states", mid), ("residual", end)))
+    if stops:
+        dead = served(None, problems=("it stops",))
+        d = replace(d, served=dead, accept_length_served=None)
+    words = {
+        "SERVED": f"{wrong.accept_length.value:.2f} as served",
+        "STOPPED": "it does not start",
+        "NEVER": "it does not start, whatever is written",
+        "MID": f"{mid.value:.2f}",
+        "END": rate_words(end),
+    }
+    for name, said in words.items():
+        told = told.replace(name, said)
+    said = f"expected accept length: {told}"
+    if len(said) > 120:  # the interval, which stands below, gives way
+        said = said.replace(rate_words(end), f"{end.value:.2f}")
+    (line,) = [line for line in d.first_lines() if line.startswith("expected")]
+    assert line == said
+
+
+def test_the_patch_that_a_line_needs_is_seen_beside_two_other_causes():
+    both = wiring(3, 31, 59, residual=Residual.normed, token=Token.same)
+    trained = scored(T, GOOD)
+    alone = {
+        kind: scored(with_part_of(T, both, kind), POOR) for kind in ("states", "residual", "token")
+    }
+    d = diagnose(evidence(trained, wrong=scored(both, DEAD), alone=alone))
+    (states,) = [c for c in d.causes if c.kind == "states"]
+    assert (states.fixes[0].needs, states.fixes[0].patched) == (PATCH, True)
+    several = "the embedding capture patch and the flat copy of config.json"
+    for needs in (PATCH, several):
+        fix = replace(states.fixes[0], needs=needs)
+        causes = [replace(c, fixes=(fix,)) if c is states else c for c in d.causes]
+        lines = replace(d, causes=tuple(causes)).first_lines()
+        assert len(d.causes) == 3
+        assert len(lines) <= 12
+        assert max(map(len, lines)) <= 120
+        assert any(f"[-1, 2, 30]}}; needs {PATCH}" in line for line in lines)
+
+
+def test_an_engine_that_refuses_a_part_is_told_with_its_own_fix():
+    # vLLM before 0.16 has no place for biases; no config, no flag and no program gives it one.
+    vllm = EngineAsked(name="vllm", version="0.15.0", engine_class="llama")
+    biased = replace(form(), attention_bias=Setting(True, "config.json: attention_bias"))
+    config = {"vocab_size": 1024, "attention_bias": True}
+    both = wiring(2, 30, 58)
+    stopped = served_wiring(
+        biased,
+        {**json.loads((LAB / "drafter" / "config.json").read_text()), **config},
+        vllm,
+        num_layers=61,
+    )
+    assert [stop.switch for stop in stopped.stops] == ["biases"]
+    trained = scored(T, GOOD)
+    e = evidence(
+        trained,
+        alone={"states": scored(both, POOR)},
+        form=biased,
+        config=config,
+        asked=vllm,
+        served=stopped,
+        as_served=None,
+        why_not_served="the engine does not run it",
+        ladder=(("biases", scored(both, POOR)), ("states", trained)),
+    )
+    d = diagnose(e)
+    assert [c.kind for c in d.causes] == ["biases", "states"]
+    lines = d.first_lines()
+    assert "vLLM 0.15.0 has no place for the drafter's attention_bias" in lines[0]
+    fixes = [line.strip() for line in lines if line.strip().startswith("fix:")]
+    assert fixes[0].startswith("fix: no line there; serve it with vLLM 0.16 or newer")
+    assert "nothing: config.json says so already" not in d.markdown()
+    (said,) = [line for line in lines if line.startswith("expected")]
+    assert "it does not start, whatever is written" in said
+    assert "after all fixes" not in said
+    assert "by lines alone" not in said
 
 
 def test_a_difference_that_stays_open_is_among_the_first_lines_where_there_is_room():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eagle3.diagnosis.fixes import MAKERS
-from eagle3.diagnosis.kinds import WIRING
+from eagle3.diagnosis.kinds import NOT_SERVED, WIRING
 from eagle3.errors import BadInput
 from eagle3.wiring import (
     D2T,
@@ -69,9 +69,9 @@ def test_every_kind_has_an_answer_for_every_engine(kind: str, base: dict[str, An
 
 
 def test_kinds_of_wiring_have_fixes_and_others_have_theirs_elsewhere() -> None:
-    assert set(MAKERS) == set(WIRING)
+    assert set(MAKERS) == {NOT_SERVED, *WIRING}
     for kind in ("stats", "teacher", "unknown"):
-        with pytest.raises(BadInput, match=f"there is no kind of wiring '{kind}'"):
+        with pytest.raises(BadInput, match=f"no line mends the kind '{kind}'"):
             first(kind, DEFAULT, OLD, FLAT)
 
 

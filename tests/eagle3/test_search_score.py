@@ -171,31 +171,36 @@ def test_unknown_truths_are_not_counted(target: TargetParts) -> None:
     assert isinstance(count, Count)
 
 
-def test_losses_are_the_first_steps_cross_entropy(target: TargetParts) -> None:
+def test_losses_are_the_first_steps_cross_entropy_at_the_best_temperature(
+    target: TargetParts,
+) -> None:
     """Over rows whose token is known and has a draft id; a text without any counts nothing."""
     own, texts = checkpoint(PLAIN), small_texts()
     unknown = torch.full_like(texts[3].ids, -1)
     texts[3] = replace(texts[3], truths={**texts[3].truths, "slot3/normed": unknown})
     wirings = [Wiring.of_states(s).resolved(own.form) for s in permutations(STATES, 3)][:5]
-    found = Scorer(own, target, texts, steps=STEPS).losses(wirings, [3, 0, 1], "slot3/normed")
+    scorer = Scorer(own, target, texts, steps=STEPS)
+    sums, rows = scorer.losses(wirings, [3, 0, 1], "slot3/normed")
     drafter = own.drafter
     ids = (drafter.d2t + torch.arange(len(drafter.d2t))).tolist()
-    for wiring, losses in zip(wirings, found, strict=True):
-        assert losses[0] == 0
-        for text, loss in zip(texts[:2], losses[1:], strict=True):
-            length = int(text.rows[-1]) + 1
-            aux = torch.cat([text.states[k][:length] for k in wiring.states()], -1)
-            embedded = target.embedding[text.ids[1 : length + 1]].float()
-            y = drafter.step(embedded[None], drafter.fuse(aux)[None], torch.arange(length), [])[0]
-            chances = drafter.logits(y[text.rows]).double().softmax(-1)
-            wanted = text.truths["slot3/normed"][text.rows + 2].tolist()
-            each = [
-                -float(chances[row, ids.index(token)].log())
-                for row, token in enumerate(wanted)
-                if token in ids
-            ]
-            assert 0 < len(each) < len(wanted)
-            assert float(loss) == pytest.approx(sum(each) / len(each), rel=1e-4)
+    for wiring, losses in zip(wirings, sums, strict=True):
+        by_temperature = []
+        for temperature in score.TEMPERATURES:
+            found = [0.0]
+            for number, text in enumerate(texts[:2], 1):
+                length = int(text.rows[-1]) + 1
+                aux = torch.cat([text.states[k][:length] for k in wiring.states()], -1)
+                embedded = target.embedding[text.ids[1 : length + 1]].float()[None]
+                y = drafter.step(embedded, drafter.fuse(aux)[None], torch.arange(length), [])[0]
+                logits = drafter.logits(y[text.rows]).double() / temperature
+                wanted = text.truths["slot3/normed"][text.rows + 2].tolist()
+                known = [(row, ids.index(t)) for row, t in enumerate(wanted) if t in ids]
+                assert 0 < len(known) < len(wanted)
+                assert rows[number] == len(known)
+                found.append(-sum(float(logits.log_softmax(-1)[at]) for at in known))
+            by_temperature.append(found)
+        assert rows[0] == 0
+        assert losses.tolist() == pytest.approx(min(by_temperature, key=sum), rel=1e-4)
 
 
 def test_what_shares_a_first_step_is_computed_once(

@@ -25,12 +25,13 @@ from eagle3.repetition import cut
 from eagle3.samples import Sample
 from eagle3.search.axes import axes_of
 from eagle3.search.halving import rank
+from eagle3.search.results import Ranked
 from eagle3.search.score import Scorer
 from eagle3.search.search import Searched, search
 from eagle3.search.teachers import Teacher, teachers_of
 from eagle3.search.texts import Text, text_of, with_states
 from eagle3.target import TargetParts, load_target_parts
-from eagle3.wiring import D2T, Feedback, Wiring
+from eagle3.wiring import D2T, SWITCHES, Feedback, Wiring
 from orchestrator.paths import CLONE
 from tests.eagle3.searchable import PLAIN, STATES, STEPS, checkpoint, small_texts
 from tests.eagle3.small import write_tensors
@@ -104,6 +105,11 @@ class World:
             config(raw)
             (folder / "config.json").write_text(json.dumps(raw))
         return load_drafter(folder)
+
+
+def row_of(found: Searched, wiring: Wiring) -> Ranked:
+    (row,) = [r for r in found.ranked if r.wiring == wiring]
+    return row
 
 
 @pytest.fixture(scope="module")
@@ -210,14 +216,14 @@ def test_planted_faults_are_found_and_nothing_else(
     found = world.searched(plant=plant)
     assert set(found.best.changed) == wanted
     assert found.best.accept_length == sound.best.accept_length
-    assert found.start.accept_length.high < found.best.accept_length.low
+    assert row_of(found, found.start).accept_length.high < found.best.accept_length.low
     assert found.teacher.name == "target_argmax"
 
 
 def test_a_sound_drafter_is_left_as_it_is(sound: Searched) -> None:
     found = sound
     assert found.best.changed == ()
-    assert found.best == found.start
+    assert found.best.wiring == found.start
     assert found.teacher.name == "target_argmax"
     assert found.teacher_clear
     assert found.best.behind is None
@@ -241,9 +247,10 @@ def test_wrong_states_are_found_from_the_served_ones(world: World) -> None:
     served = Wiring.of_states((3, 31, 59))
     found = world.searched(start=served)
     assert found.best.changed == ("states=0,3,31",)
-    assert found.start.wiring.states() == (3, 31, 59)
-    assert found.start.behind is not None
-    assert found.start.behind.low > 1.0
+    assert found.start.states() == (3, 31, 59)
+    behind = row_of(found, found.start).behind
+    assert behind is not None
+    assert behind.low > 1.0
     assert any("took states=0,3,31" in said for said in found.rounds)
 
 
@@ -283,7 +290,7 @@ def test_feedback_shows_behind_the_first_step_only(world: World) -> None:
     found = world.searched(start=Wiring.of_states(STORED[:3], feedback=Feedback.normed))
     assert found.best.changed == ("feedback=raw",)
     assert any("by accept length" in said and "took feedback" in said for said in found.rounds)
-    assert found.best.accuracy == found.start.accuracy
+    assert found.best.accuracy == row_of(found, found.start).accuracy
 
 
 def test_the_teacher_that_the_data_really_has_is_named(world: World) -> None:
@@ -413,7 +420,7 @@ def test_a_second_start_leads_on_where_the_first_does_not(world: World) -> None:
     other = Wiring.of_states((0, 3, 31)).resolved(own.form)
     found = world.searched(start=Wiring.of_states((3, 31, 59)), fixed=["states"], more=(other,))
     assert found.best.wiring == other
-    assert found.start.wiring.states() == (3, 31, 59)
+    assert found.start.states() == (3, 31, 59)
 
 
 @pytest.fixture
@@ -442,7 +449,7 @@ def tried(
 
 def test_a_start_that_cannot_be_scored_is_left_out_and_said(small: Scorer) -> None:
     found = tried(small, Wiring.of_states((0, 2, 6)), Wiring.of_states((0, 2, 5)))
-    assert found.start.wiring.states() == (0, 2, 5)
+    assert found.start.states() == (0, 2, 5)
     (note,) = [note for note in found.notes if "left out" in note]
     assert "state 6" in note
     with pytest.raises(BadInput, match=r"no start of the search can be scored.*state 6"):
@@ -460,3 +467,22 @@ def test_random_weights_are_left_as_declared(small: Scorer) -> None:
     found = tried(small, Wiring.of_states((0, 2, 5)))
     assert found.best.changed == ()
     assert found.scored > 40
+
+
+def test_few_wirings_are_all_raced_at_once(world: World) -> None:
+    """States, readings of d2t, the layer in or out: the product, in which no step has to lead on."""
+    fixed = [name for name in SWITCHES if name not in ("d2t", "decoder_layer")]
+    start = Wiring.of_states((3, 31, 59), d2t=D2T.absolute)
+    found = world.searched(start=start, fixed=fixed)
+    assert found.scored == 24 * 3 * 2
+    assert (found.best.wiring.states(), found.best.wiring.d2t) == ((0, 3, 31), D2T.offset)
+    assert found.best.changed == ("states=0,3,31", "d2t=offset")
+    assert row_of(found, found.start).behind is not None
+    everybody = [*(r.wiring for r in found.ranked), *(d.wiring for d in found.dropped)]
+    assert len(everybody) == len(set(everybody)) == found.scored
+    assert len(found.ranked) == 2
+    assert found.teacher.name == "target_argmax"
+    assert {s.teacher for s in found.teachers} == set(world.teachers)
+    # What shows behind the first step is climbed to, however little else is asked.
+    late = world.searched(start=start, fixed=[n for n in fixed if n != "feedback"])
+    assert late.scored < 24 * 3 * 2 * 2

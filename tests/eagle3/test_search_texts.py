@@ -287,7 +287,9 @@ def test_a_drafters_teacher_is_the_reference_unless_another_is_clearly_closer(
 
 def test_teachers_are_listed_by_how_much_they_explain() -> None:
     scorer: Any = made_up("far")
-    scores = teacher_scores(scorer, WIRING, TEACHERS, seed=0)
+    counts = scorer.first([WIRING], range(24), ["target_argmax"])[WIRING]["target_argmax"]
+    best: Any = SimpleNamespace(wiring=WIRING, counts=[{"accuracy": count} for count in counts])
+    scores = teacher_scores(scorer, best, TEACHERS, seed=0)
     assert scores[0].teacher.name == "far"
     assert {s.teacher.name: s.agreement is None for s in scores} == {
         "far": False,

@@ -153,6 +153,7 @@ def test_an_engine_whose_ids_are_a_setting_reads_its_flag() -> None:
 
 def test_too_few_states_stop_the_engine() -> None:
     assert "fc takes 3 aux states" in stopped(FLAT, OLD, ids=[2, 30])
+    assert [stop.switch for stop in served(FLAT, OLD, ids=[2, 30]).stops][-1] == "states"
     assert "state n behind the last layer" in served(FLAT, OLD, ids=[2, 30, 60]).problems[1]
     four = {**FLAT, "num_aux_hidden_states": 4, KEY: [2, 3, 4, 5]}
     assert run(four, VLLM).states() == (2, 3, 4, 5)
@@ -213,19 +214,23 @@ def test_a_nested_norm_before_fc_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "version"),
+    ("config", "version", "switch"),
     [
-        ({**FLAT, "fc_norm": True}, "0.21.0"),
-        ({**FLAT, "norm_before_fc": True}, "0.17.1"),
-        ({**FLAT, "attention_bias": True}, "0.15.0"),
-        ({**FLAT, "bias": True}, "0.33.0"),
+        ({**FLAT, "fc_norm": True}, "0.21.0", "fc_input"),
+        ({**FLAT, "norm_before_fc": True}, "0.17.1", "fc_input"),
+        ({**FLAT, "attention_bias": True}, "0.15.0", "biases"),
+        ({**FLAT, "model_type": "qwen3"}, "0.33.0", "qk_norm"),
+        ({**FLAT, "bias": True}, "0.33.0", None),
     ],
 )
 def test_vllm_refuses_tensors_that_it_has_no_place_for(
-    config: dict[str, Any], version: str
+    config: dict[str, Any], version: str, switch: str | None
 ) -> None:
     engine = asked("vllm", version)
     assert "has no place for" in stopped(config, engine)
+    (stop,) = served(config, engine).stops
+    assert stop.switch == switch
+    assert bool(stop.left) is (switch is None)
     assert served(config, engine).states == (2, 30, 58)  # which is still said
 
 
@@ -283,7 +288,14 @@ def test_whose_head_is_used() -> None:
     assert any("lm_head.weight" in line for line in served(FLAT, OLD, form=headless(FLAT)).to_start)
     assert "target tokens, not draft tokens" in stopped(FLAT, VLLM, form=headless(FLAT))
     assert run(whole, VLLM, form=headless(whole)).head is Head.target
-    assert "draft_vocab_size" in stopped(changed(FLAT, draft_vocab_size=None), OLD)
+    silent = changed(FLAT, draft_vocab_size=None)
+    assert "draft_vocab_size" in stopped(silent, OLD)
+    # What it runs once the line is written, with the file's own rows.
+    resolved = served(silent, OLD, form=form_with(FLAT))
+    assert resolved.to_start == ('"draft_vocab_size": 30',)
+    assert resolved.run == run(FLAT, OLD)
+    bare = headless({**FLAT, "draft_vocab_size": 50})
+    assert served(silent, OLD, form=bare).to_start == ('"draft_vocab_size": null',)
 
 
 def test_a_null_width_stops_both_llama_classes() -> None:
@@ -485,9 +497,12 @@ def test_whatever_is_not_as_declared_has_a_reason(data: st.DataObject) -> None:
     for why in resolved.because.values():
         assert any(source in why for source in known)
     run = resolved.run
-    if resolved.wiring is None:
-        assert resolved.problems
-    else:
+    assert (resolved.wiring is None) is bool(resolved.stops)
+    for stop in resolved.stops:
+        assert stop.why in resolved.problems
+        # States and switches are mended by their kind; all else says how, or what is left.
+        assert (stop.switch is None) is (bool(stop.lines) or bool(stop.left))
+    if resolved.wiring is not None:
         assert run == resolved.wiring
     if run is None:
         event("the release has no place for such a drafter")

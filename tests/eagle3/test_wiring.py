@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from eagle3.connect import connect
+from eagle3.diagnosis.words import VALUES
 from eagle3.errors import BadInput
 from eagle3.form import Rope
 from eagle3.layers import LayerConvention
@@ -28,6 +29,7 @@ from eagle3.wiring import (
     RopeChoice,
     Wiring,
     chosen_rope,
+    needs_target,
 )
 from orchestrator.schema import WiringConfig
 from orchestrator.show import RARE, wiring_in_short, wiring_in_words
@@ -104,6 +106,7 @@ def test_differences_are_named_by_states_and_switches() -> None:
 
 
 YARN = {"factor": 8.0, "original_max_position_embeddings": 16}
+SCALED = {"rope_type": "linear", "factor": 3.0}
 
 
 def rope(kind: str, theta: float = 500.0, **scaling: Any) -> Rope:
@@ -120,8 +123,61 @@ def test_what_each_choice_of_a_rope_means() -> None:
     assert chosen_rope(RopeChoice.no_mscale, own) == rope("yarn", **YARN, beta_fast=8.0)
     linear = rope("linear", factor=2.0)
     assert chosen_rope(RopeChoice.no_mscale, linear) is linear
-    with pytest.raises(ValueError, match="target's rope was not read"):
-        chosen_rope(RopeChoice.target, own)
+    for choice in (RopeChoice.target, RopeChoice.target_base, RopeChoice.target_scaling):
+        with pytest.raises(
+            BadInput, match=rf"wiring\.rope={choice.value}: the target's rope was not"
+        ):
+            chosen_rope(choice, own)
+
+
+def test_a_base_goes_with_anybodys_scaling() -> None:
+    own, theirs = rope("yarn", 500.0, **YARN), rope("linear", 700.0, factor=3.0)
+    thetas = {"own": 500.0, "plain": 10_000.0, "target": 700.0}
+    scalings = {"own": own, "plain": Rope(theta=10_000.0), "target": theirs}
+    wanted = {
+        (base, scaling): replace(scalings[scaling], theta=thetas[base])
+        for base in thetas
+        for scaling in scalings
+    }
+    meant = {
+        RopeChoice.base_10000_scaled: ("plain", "own"),
+        RopeChoice.base_10000_target_scaling: ("plain", "target"),
+        RopeChoice.target_base: ("target", "own"),
+        RopeChoice.target_unscaled: ("target", "plain"),
+        RopeChoice.target_scaling: ("own", "target"),
+    }
+    for choice, parts in meant.items():
+        assert chosen_rope(choice, own, theirs) == wanted[parts]
+    every = {chosen_rope(c, own, theirs) for c in RopeChoice if c is not RopeChoice.no_mscale}
+    assert every == set(wanted.values())
+
+
+@pytest.mark.parametrize("choice", [c for c in RopeChoice if needs_target(c)])
+def test_a_wiring_is_run_with_the_targets_base_or_scaling(
+    choice: RopeChoice, tmp_path: Path
+) -> None:
+    theirs, own = rope("linear", 700.0, factor=3.0), rope("yarn", 500.0, **YARN)
+    checkpoint = checkpoint_of(random_drafter(0, replace(FIRST, rope=own)))
+    target = target_of(tmp_path / "target", FIRST.hidden, rope_theta=700.0, rope_scaling=SCALED)
+    tied = connect(checkpoint, target, replace(BASE, rope=choice))
+    assert tied.drafter.shape.rope == chosen_rope(choice, own, theirs)
+    mixed = target_of(tmp_path / "mixed", FIRST.hidden, rope_theta=1e6, rope_local_base_freq=1e4)
+    with pytest.raises(BadInput, match=rf"wiring\.rope={choice.value}, but .*rope_local_base_freq"):
+        connect(checkpoint, mixed, replace(BASE, rope=choice))
+
+
+def test_scaling_on_a_base_that_it_cannot_have_is_refused_by_name(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(random_drafter(0, replace(FIRST, rope=rope("yarn", 500.0, **YARN))))
+    target = target_of(tmp_path / "target", FIRST.hidden, rope_theta=1.0)
+    with pytest.raises(
+        BadInput, match=r"wiring\.rope=target_base puts yarn scaling on base 1, but"
+    ):
+        connect(checkpoint, target, replace(BASE, rope=RopeChoice.target_base))
+
+
+def test_every_rope_is_said_in_words_of_its_own() -> None:
+    assert list(VALUES["rope"]) == [choice.value for choice in RopeChoice]
+    assert len(set(VALUES["rope"].values())) == len(RopeChoice)
 
 
 # Drafters as wide as their target, so that either's tables can be read.
@@ -152,7 +208,8 @@ class Bench:
     """What a wiring computes on one text: all its logits, and the tokens that it drafts."""
 
     def __init__(self, folder: Path, shape: DrafterShape) -> None:
-        self.target = target_of(folder / "target", shape.hidden, rope_theta=700.0)
+        scaled = {"rope_theta": 700.0, "rope_scaling": SCALED}
+        self.target = target_of(folder / "target", shape.hidden, **scaled)
         generator = torch.Generator().manual_seed(9)
         table = torch.randn(shape.vocab, shape.hidden, generator=generator)
         self.checkpoint = checkpoint_of(random_drafter(1, shape), table)

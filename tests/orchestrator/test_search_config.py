@@ -22,11 +22,25 @@ def test_a_search_is_asked_with_its_axes_and_no_start() -> None:
     asked = request("job=wiring_search", *DUMP, "drafter=path", "drafter.path=/models/mine")
     assert asked["job"] == "wiring_search"
     assert asked["start"] is None
-    assert asked["axes"] == {"fixed": [], "only": {}, "states": None, "neighbours": True}
+    assert asked["axes"] == {
+        "fixed": [],
+        "only": {},
+        "states": None,
+        "more_states": [],
+        "neighbours": True,
+    }
     assert [asked[key] for key in ("steps", "max_samples", "finalists", "seed")] == [4, None, 8, 0]
     assert asked["cases"] == [{"case_id": "case"}]
     assert asked["inputs"]["drafter"] == {"path": "/models/mine", "layout": None}
     assert "engine" not in asked
+
+
+@pytest.mark.parametrize("job", ["wiring_search", "diagnose"])
+def test_a_person_extends_and_cuts_the_states_that_are_tried(job: str) -> None:
+    asked = request(f"job={job}", "job.axes.more_states=[[4,3,31],[31,3,4]]")["axes"]
+    assert (asked["states"], asked["more_states"]) == (None, [[4, 3, 31], [31, 3, 4]])
+    asked = request(f"job={job}", "job.axes.states=[[4,3,31]]", "job.axes.fixed=[d2t]")["axes"]
+    assert (asked["states"], asked["more_states"]) == ([[4, 3, 31]], [])
 
 
 def test_a_diagnosis_is_asked_with_its_engine() -> None:
@@ -103,6 +117,18 @@ def test_a_drafter_test_still_needs_its_layers() -> None:
         (["job.axes.states=[[0,-3]]"], "from 0 up"),
         (["job.axes.states=[]"], "name each choice"),
         (["job.axes.states=[[]]"], "name each choice"),
+        (
+            ["job.axes.more_states=[[4,3,31]]", "job.axes.states=[[0,3,31]]"],
+            "job.axes.more_states adds to the states that are tried, but job.axes.states names them",
+        ),
+        (
+            ["job.axes.more_states=[[4,3,31]]", "job.axes.fixed=[states]"],
+            "job.axes.more_states adds to the states that are tried, but states is in job.axes.fixed",
+        ),
+        (["job.axes.more_states=[[4,3],[4,3,31]]"], "job.axes.more_states is [[4, 3], [4, 3, 31]]"),
+        (["job.axes.more_states=[[4,3],[4,3]]"], "name each choice of canonical states once"),
+        (["job.axes.more_states=[[4,-3]]"], "from 0 up"),
+        (["job.axes.more_states=[[]]"], "name each choice"),
         (["job.finalists=0"], "job.finalists is 0, but must be at least 1"),
         (["job.steps=0"], "job.steps is 0"),
     ],
