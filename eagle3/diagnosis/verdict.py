@@ -228,10 +228,9 @@ def confidence(e: Evidence, concluded: Concluded) -> str:
     if first is not None and first.cost is not None:
         lost = first.cost.difference
         said = "cost settled at" if lost.low > 0 else "cost not settled:"
-        reasons.append(
-            f"{said} {lost.low:.2f} to {lost.high:.2f}, corrected for {first.cost.comparisons} "
-            "comparisons"
-        )
+        many = first.cost.comparisons
+        corrected = f", corrected for {many} comparisons" if many > 1 else ""
+        reasons.append(f"{said} {lost.low:.2f} to {lost.high:.2f}{corrected}")
     return f"{level}: {'; '.join(reasons)}"
 
 
