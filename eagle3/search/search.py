@@ -36,6 +36,7 @@ from eagle3.search.halving import (
 from eagle3.search.judging import has_rounds, teacher_scores
 from eagle3.search.results import Dropped, Ranked, Searched, TeacherScore
 from eagle3.search.score import Scorer
+from eagle3.search.settling import settle
 from eagle3.search.teachers import Teacher
 from eagle3.search.walk import Progress, Walk, named
 from eagle3.wiring import Wiring
@@ -86,8 +87,7 @@ def search(
         if i:
             walk.say(f"from {named(start, begin)}")
         ends.append(walk.climb(begin, others=able if i == 0 else (), whole=i == 0))
-    best = walk.best_of(ends)
-    best = walk.settled(walk.simplified(best, start), start)
+    best = settle(walk, ends, start)
     teacher, clear = walk.teacher(best, whole=True)
     walk.notes += vocabulary_notes(scorer, start, best)
     ranked = ranking(walk, best, able, teacher, finalists, start)

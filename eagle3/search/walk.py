@@ -10,7 +10,7 @@ from typing import Any
 
 from eagle3.form import DrafterForm
 from eagle3.metrics import Difference
-from eagle3.search.axes import STATES, Axis, changed, changes, value_of
+from eagle3.search.axes import Axis, changed, changes, value_of
 from eagle3.search.bounds import accuracy_bounds, bounded, length_bounds, loss_bounds
 from eagle3.search.halving import (
     LENGTH,
@@ -67,8 +67,6 @@ class Walk:
         self.scorer, self.teachers, self.form, self.seed = scorer, teachers, form, seed
         self.axes = {axis.name: axis for axis in axes}
         self.reference = teachers[0]
-        # A trainer feeds what its dump holds, so that these states are preferred where data ties.
-        self.stored = frozenset(scorer.known).difference(*(t.computed for t in scorer.texts))
         self.order = text_order(len(scorer.texts), seed)
         self.look = self.order[:LOOK_TEXTS]
         self.progress = progress
@@ -383,99 +381,6 @@ class Walk:
             "texts"
         )
         return better[0]
-
-    # What is answered.
-
-    def best_of(self, ends: Sequence[Wiring]) -> Wiring:
-        """The best of where the starts led to; of equals the first."""
-        distinct = list(dict.fromkeys(ends))
-        first = distinct[0]
-        if len(distinct) == 1:
-            return first
-        teacher, _ = self.teacher(first)
-        taken, _ = self.take(first, dict.fromkeys(distinct[1:], ()), teacher)
-        return taken or first
-
-    def simplified(self, best: Wiring, start: Wiring) -> Wiring:
-        """Without the changes against the start that nothing speaks for any more."""
-        teacher, _ = self.teacher(best)
-        for name in start.differing(best):
-            if name not in self.values:
-                continue
-            back = changed(best, name, value_of(start, name), self.form)
-            if back == best or self.scorer.why_not(back):
-                continue
-            if len(start.differing(back)) >= len(start.differing(best)):
-                continue
-            if self.is_stored(best) and not self.is_stored(back):
-                continue
-            if self.as_good(back, best, teacher):
-                self.say(
-                    f"{' and '.join(changes(back, best))} makes no clear difference, so not taken"
-                )
-                best = back
-        return best
-
-    def settled(self, best: Wiring, start: Wiring) -> Wiring:
-        """With the likeliest value of each axis that has left the start's.
-
-        That something is changed there is clear by then; which of two close values it is may not be,
-        and the first one that was taken is not the better guess. States that the data does not store
-        give way to likely ones that it does.
-        """
-        teacher, _ = self.teacher(best)
-        made = () if self.is_stored(best) else (STATES,)
-        for name in dict.fromkeys((*made, *start.differing(best))):
-            if name not in self.values or self.axes[name].shows_from:
-                continue
-            others: dict[Wiring, tuple[Change, ...]] = {}
-            for value in self.values[name]:
-                if name in made or value != value_of(start, name):
-                    self.add(others, best, (Change(name, value),))
-            if not others:
-                continue
-            field = race_first(
-                self.scorer,
-                [best, *others],
-                self.order,
-                teacher=teacher.name,
-                keep=best,
-                rounds=planned(len(self.order), EFFORT),
-            )
-            self.keep_out(field)
-            likely = [
-                w for w in field.left if (not field.ahead if w == best else self.speaks(w, teacher))
-            ]
-            close = [w for w in likely if self.is_stored(w)] or likely or [best]
-            taken = self.likeliest(close, teacher)
-            if taken != best:
-                likelier = " and ".join(changes(best, taken))
-                self.say(f"{likelier} is likelier than what was taken first, if not clearly")
-                best = taken
-        return best
-
-    def likeliest(self, close: Sequence[Wiring], teacher: Teacher) -> Wiring:
-        """Of wirings that are right about equally often, the first of those that give the teacher's
-        choices the most probability, which is what training worked for."""
-        alike = [w for w in close if w.d2t == close[0].d2t]
-        if len(alike) == 1:
-            return close[0]
-        losses, _ = self.scorer.losses(alike, self.order, teacher.name)
-        return alike[int(losses.sum(1).argmin())]
-
-    def is_stored(self, wiring: Wiring) -> bool:
-        """Whether the data holds all states that a wiring feeds."""
-        return self.stored.issuperset(wiring.states())
-
-    def as_good(self, one: Wiring, best: Wiring, teacher: Teacher) -> bool:
-        """Whether neither first steps nor accept lengths show the best to be better."""
-        field = race_first(self.scorer, [best, one], self.order, teacher=teacher.name, keep=one)
-        if field.ahead:
-            return False
-        field = race_chains(
-            self.scorer, [best, one], self.order, truth=self.reference.name, keep=one
-        )
-        return not field.ahead
 
 
 def named(start: Wiring | None, wiring: Wiring) -> str:
