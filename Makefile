@@ -23,7 +23,7 @@ run: setup
 test: setup
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n auto --maxprocesses 8 --dist loadgroup -m 'not ssh and not runs and not peers'
 
-# Whole commands that answer, fail, die, detach and are taken up again.
+# Whole commands that answer, fail, die, detach and are taken up again, and what trains.
 test-runs: setup
 	$(RUN) -m pytest -q -m runs
 

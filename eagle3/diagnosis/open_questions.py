@@ -12,6 +12,7 @@ from eagle3.diagnosis.kinds import kind_of
 from eagle3.diagnosis.signatures import curve_words, level
 from eagle3.diagnosis.words import joined, rate_words, value_words
 from eagle3.metrics import Truth
+from eagle3.wiring import Wiring
 
 FEW = 2  # texts below which nothing is known of the spread between them
 MORE_TEXTS = "more texts of this data would tell (a larger job.max_samples, or more files)"
@@ -130,13 +131,20 @@ def of_slots(e: Evidence) -> Iterator[str]:
         )
 
 
+def told_apart(e: Evidence, wiring: Wiring, name: str) -> bool:
+    """Whether this one, as served, gives the teacher's choices clearly less probability."""
+    kind = kind_of(name)
+    so, loss = e.alone.get(kind), e.loss_alone.get(kind)
+    return so is not None and so.wiring == wiring and loss is not None and loss.low > 0
+
+
 def ties(e: Evidence) -> Iterator[str]:
     """Switches whose other values explain the drafter as well, within what was measured."""
     best = e.searched.best.wiring
     tied: dict[str, list[str]] = {}
     for ranked in e.searched.ranked:
         names = best.differing(ranked.wiring)
-        if ranked.tied and len(names) == 1:
+        if ranked.tied and len(names) == 1 and not told_apart(e, ranked.wiring, names[0]):
             tied.setdefault(names[0], []).append(value_words(ranked.wiring, names[0]))
     for name, values in tied.items():
         data = (

@@ -13,6 +13,7 @@ from eagle3.diagnosis.verdict import diagnose
 from eagle3.diagnosis.words import rate_words
 from eagle3.doctor.subject import EngineAsked
 from eagle3.form import Setting
+from eagle3.metrics import Difference
 from eagle3.served import served_wiring
 from eagle3.wiring import D2T, Residual, RopeChoice, Token
 from tests.eagle3.diagnosed import (
@@ -40,6 +41,12 @@ def test_what_ties_is_said_with_the_data_that_would_tell():
     e = replace(e, searched=replace(e.searched, ranked=(e.searched.best, other)))
     (line,) = [line for line in diagnose(e).undecided if line.startswith("rope")]
     assert "longer than 144 positions" in line
+    # What is served is no tie where the teacher's choices are clearly less probable by it.
+    so = scored(other.wiring, GOOD)
+    for low, open_ in ((-0.01, True), (0.01, False)):
+        nats = Difference(value=0.02, low=low, high=0.05)
+        known = replace(e, alone={"rope": so}, loss_alone={"rope": nats})
+        assert any(line.startswith("rope") for line in diagnose(known).undecided) is open_
 
 
 def test_slots_as_declared_and_the_text_alone_lower_the_confidence():

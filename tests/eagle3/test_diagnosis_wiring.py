@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from eagle3.diagnosis.causes import kinds_between, with_part_of
+from eagle3.diagnosis.causes import kinds_between, matters, with_part_of
 from eagle3.diagnosis.kinds import KINDS, WIRING, kind_of, switch_of
 from eagle3.diagnosis.verdict import diagnose
 from eagle3.doctor.subject import EngineAsked, read_drafter
-from eagle3.metrics import Count
+from eagle3.metrics import Count, Difference
 from eagle3.wiring import D2T, SWITCHES, Feedback, Residual, RopeChoice
 from tests.eagle3.diagnosed import GOOD, LAB, SLOT3, evidence, scored, served, wiring
 
@@ -105,6 +105,39 @@ def test_a_loss_of_one_text_among_many_is_not_settled():
     counts[0] = bad
     so = replace(trained, wiring=other, counts=counts)
     assert kinds(evidence(trained, wrong=so, alone={"residual": so})) == []
+
+
+def test_a_loss_counts_for_itself_where_probability_tells_what_was_trained():
+    """Else it is one of all that the search compared, and the trained side was chosen by it."""
+    other = replace(T, residual=Residual.normed)
+    trained = scored(T, GOOD)
+    few = [scored(T, POOR).counts[i] if i < 5 else c for i, c in enumerate(trained.counts)]
+    so = replace(trained, wiring=other, counts=few)
+    found = evidence(trained, wrong=so, alone={"residual": so})
+    assert "residual" not in kinds(found)
+    for low, high, told in ((0.01, 0.05, True), (-0.01, 0.05, False)):
+        nats = Difference(value=0.02, low=low, high=high)
+        assert ("residual" in kinds(replace(found, loss_alone={"residual": nats}))) is told
+    (cause,) = diagnose(
+        replace(found, loss_alone={"residual": Difference(value=0.02, low=0.01, high=0.05)})
+    ).causes
+    assert cause.cost is not None
+    assert cause.cost.comparisons == 1
+
+
+def test_where_little_is_accepted_little_is_enough_to_matter():
+    low = (0.3, 0.1, 0.1, 0.1)
+    trained, so = (
+        scored(T, low),
+        scored(replace(T, residual=Residual.normed), (0.29, 0.1, 0.1, 0.1)),
+    )
+    lost = trained.accept_length.value - so.accept_length.value
+    assert 0.05 * (trained.accept_length.value - 1) < lost < 0.05
+    assert matters(trained, so, 60)
+    # Of a drafter that accepts more, as much is lost among texts, releases and rounding.
+    good, close = scored(T, GOOD), scored(T, (0.75, 0.8, 0.8, 0.76))
+    assert 0 < good.accept_length.value - close.accept_length.value < 0.05
+    assert not matters(good, close, 1)
 
 
 def test_what_the_drafter_learnt_shows_a_difference_that_the_target_hardly_does():

@@ -318,6 +318,22 @@ def test_several_faults_in_the_second_drafter(world: World) -> None:
     assert found.teacher.name == "slot3/normed"
 
 
+def test_what_counts_cannot_tell_the_probability_of_the_teachers_choices_does(world: World) -> None:
+    """A scaling that an export wrote costs this drafter hardly a token on 48 texts."""
+
+    def config(raw: dict) -> None:
+        raw["transformer_layer_config"]["rope_parameters"] = {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 64.0,
+            "original_max_position_embeddings": 4096,
+        }
+
+    found = world.searched("drafter_speculators", config=config, count=48)
+    assert found.best.changed == ("rope=unscaled",)
+    assert any("took rope=unscaled, cross-entropy" in said for said in found.rounds)
+
+
 def test_a_fixed_axis_is_left_alone_and_a_cut_one_tries_what_is_named(world: World) -> None:
     served = Wiring.of_states((3, 31, 59))
     fixed = world.searched(start=served, fixed=["states"])

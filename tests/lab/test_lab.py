@@ -87,6 +87,7 @@ def test_the_true_triple_beats_the_other_23(
         assert paired_difference(true, others, comparisons=23).low > 0, triple
 
 
+@pytest.mark.runs
 def test_the_winner_follows_the_training(
     embedding: Tensor, samples: list[Sample], tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def bigram_table(texts: list[Tensor]) -> Tensor:
     return counts.argmax(1)
 
 
+@pytest.mark.runs
 def test_without_its_states_the_drafter_is_a_bigram_table(
     lab_drafter: Drafter, embedding: Tensor, samples: list[Sample]
 ) -> None:
