@@ -17,6 +17,7 @@ from eagle3.diagnosis.beyond import is_low as is_low_alone
 from eagle3.diagnosis.causes import matters
 from eagle3.diagnosis.evidence import Evidence
 from eagle3.diagnosis.verdict import diagnose
+from eagle3.errors import BadInput
 from eagle3.search.score import Scorer
 from eagle3.search.search import Searched
 from eagle3.search.texts import Text
@@ -49,12 +50,11 @@ def diagnose_folder(asked: Asked, kit: Kit, progress: Progress = lambda *_: None
     matter = Matter(
         asked=asked, kit=kit, known=known, form=form, inspected=inspected, texts=tuple(texts)
     )
-    evidence = gather(matter, progress)
     if inspected.shift:
-        mended = aligned(matter, ran, progress)
-        moved = gather(mended, progress)
-        if works_better(moved, evidence):
-            matter, texts, evidence = mended, list(mended.texts), moved
+        matter, evidence = of_shifted(matter, ran, progress)
+        texts = list(matter.texts)
+    else:
+        evidence = gather(matter, progress)
     if asked.neighbours and is_low(evidence):
         more_texts, made = with_neighbours(kit, evidence, texts, ran)
         wide = replace(matter, texts=tuple(more_texts))
@@ -80,6 +80,21 @@ def aligned(m: Matter, layers: int, progress: Progress) -> Matter:
     return replace(
         m, inspected=inspected, texts=tuple(with_end(texts, m.form, inspected, m.kit.target))
     )
+
+
+def of_shifted(m: Matter, layers: int, progress: Progress) -> tuple[Matter, Evidence]:
+    """Data whose rows lag, each row at its position or as stored: by which the drafter works better.
+
+    As stored, the choices made of the target's end may never go on with the text, so that nothing can
+    be counted against them.
+    """
+    mended = aligned(m, layers, progress)
+    moved = gather(mended, progress)
+    try:
+        as_stored = gather(m, progress)
+    except BadInput:
+        return mended, moved
+    return (mended, moved) if works_better(moved, as_stored) else (m, as_stored)
 
 
 def works_better(one: Evidence, other: Evidence) -> bool:

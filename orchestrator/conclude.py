@@ -74,7 +74,8 @@ def answer(
         session.show.answer(ended.result, verdict.plain())
         if patched:
             session.show.line(
-                f"patched  {paths.patched}: the drafter's config.json as it should be"
+                f"patched  {paths.patched.parent}: {', '.join(patched)} (the drafter's config.json as "
+                "it should be, and programs to run on a copy of it: python PROGRAM.py COPY)"
             )
     else:
         session.show.not_answered(verdict.reason, paths.folder)

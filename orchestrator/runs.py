@@ -255,14 +255,33 @@ def write_json(path: Path, data: Any) -> None:
     write_atomic(path, json.dumps(data, indent=1, allow_nan=False).encode())
 
 
-def write_patched(paths: RunPaths, result: Mapping[str, Any] | None) -> bool:
-    """Keep the drafter's config.json as a diagnosis wants it; whether there is one."""
-    config = ((result or {}).get("diagnosis") or {}).get("config")
-    if config is None:
-        return False
+def write_patched(paths: RunPaths, result: Mapping[str, Any] | None) -> list[str]:
+    """Keep the drafter's config.json as a diagnosis wants it, and the programs for its tensors.
+
+    The names of the files, in the order in which they are to be used.
+    """
+    diagnosis = (result or {}).get("diagnosis") or {}
+    programs = {
+        f"{cause['kind']}.py": program
+        for cause in diagnosis.get("causes") or []
+        if (program := program_of(cause)) is not None
+    }
+    config = diagnosis.get("config")
+    if config is None and not programs:
+        return []
     paths.patched.parent.mkdir(exist_ok=True)
-    write_json(paths.patched, config)
-    return True
+    if config is not None:
+        write_json(paths.patched, config)
+    for name, program in programs.items():
+        write_atomic(paths.patched.parent / name, program.encode())
+    return [*([paths.patched.name] if config is not None else []), *programs]
+
+
+def program_of(cause: Mapping[str, Any]) -> str | None:
+    """The program of a cause's first fix; None: that is none over tensors."""
+    fix: Mapping[str, Any] = next(iter(cause["fixes"]), {})
+    program: str | None = fix.get("snippet") if fix.get("possible") else None
+    return program
 
 
 def exit_code(folders: list[Path], failed: bool = False) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -60,10 +59,10 @@ def show_diagnosis(show: Show, diagnosis: Mapping[str, Any]) -> None:
     """What the first lines have no room for: every cause and fix, slots, what stays open."""
     for number, cause in enumerate(diagnosis["causes"], start=1):
         show.line(f"\ncause {number}  {cause['kind']}: {cause['what']}", style="bold")
-        for line in cause_lines(cause):
+        for line in cause_lines(cause, "served" if diagnosis.get("served") else "declared"):
             show.line(f"  {line}")
         for fix in cause["fixes"]:
-            fix_lines(show, fix)
+            fix_lines(show, fix, program=f"patched/{cause['kind']}.py")
     ladder = diagnosis.get("ladder") or []
     if ladder:
         show.line("\naccept length as one after the other is mended", style="bold")
@@ -83,10 +82,10 @@ def show_diagnosis(show: Show, diagnosis: Mapping[str, Any]) -> None:
         show.line(f"note     {note}", style="dim")
 
 
-def cause_lines(cause: Mapping[str, Any]) -> Iterator[str]:
-    """Trained, served, cost and how sure it is."""
+def cause_lines(cause: Mapping[str, Any], otherwise: str) -> Iterator[str]:
+    """Trained, served (or declared), cost and how sure it is."""
     yield f"trained: {cause['trained']}"
-    yield f"served:  {cause['served']}"
+    yield f"{otherwise}: {cause['served']}"
     if cost := cause.get("cost"):
         accuracy, length = cost["accuracy_as_trained"], cost["accept_length_as_trained"]
         yield (
@@ -97,13 +96,19 @@ def cause_lines(cause: Mapping[str, Any]) -> Iterator[str]:
     yield f"{cause['confidence']}; known by: {cause['evidence']}"
 
 
-def fix_lines(show: Show, fix: Mapping[str, Any]) -> None:
-    """A fix as exact lines, or what is left where an engine cannot express it."""
+def fix_lines(show: Show, fix: Mapping[str, Any], program: str = "") -> None:
+    """A fix as exact lines, or what is left where an engine cannot express it.
+
+    A program is shown by the name that it has in the run's folder.
+    """
     can = "" if fix["possible"] else ": cannot be expressed there"
     show.line(f"  {fix['engine'] or 'to do'}{can} ({fix['evidence']})")
     for line in fix["lines"]:
-        show.line(indent(line, " " * 4), style="green")
-    for word in ("needs", "left"):
+        if line.count("\n") > 1:
+            show.line(f"    by the program {program} of the run's folder", style="green")
+        else:
+            show.line(f"    {line}", style="green")
+    for word in ("needs", "note", "left"):
         if fix.get(word):
             show.line(f"    {word}: {fix[word]}")
 

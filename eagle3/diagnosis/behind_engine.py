@@ -40,7 +40,7 @@ def engine_causes(e: Evidence) -> Iterator[Cause]:
         why = f"a tree gains more than a chain: {rate_words(e.tree)} are expected of the tree"
         yield measurement(e, why, LIKELY)
     elif measured > length.high:
-        why = "no chain of this drafter gains so much on this data: a tree, other texts, or more steps"
+        why = "served so, no chain of it gains so much on this data: a tree, other texts, or more steps"
         yield measurement(e, why, POSSIBLE)
     else:
         yield engine_state(e, predicted)

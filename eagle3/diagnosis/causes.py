@@ -285,8 +285,12 @@ def fixes_of(e: Evidence, kind: str) -> tuple[Fix, ...]:
 
 
 def mended_config(e: Evidence, kinds: Sequence[str]) -> dict[str, Any] | None:
-    """config.json with the fix of each of these kinds; None where none of them changes it."""
+    """config.json with the fix of each of these kinds; None where none of them changes it.
+
+    Where one of them changes it, what costs nothing on these texts is written as trained as well.
+    """
     known = [kind for kind in kinds if kind in MAKERS]
+    known += [kind for kind in kinds_of(e) if known and kind in MAKERS and kind not in known]
     whole = patched_config(known, e.trained.wiring, e.served, config=e.config, **asked_of(e))
     return None if whole is None else dict(whole)
 

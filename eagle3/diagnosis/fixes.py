@@ -8,12 +8,13 @@ says what is left. The same states in other engines are in `eagle3.diagnosis.els
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
 from eagle3.conventions import Rule
 from eagle3.diagnosis import config_fixes, rewrites, tensor_fixes
-from eagle3.diagnosis.elsewhere import elsewhere
+from eagle3.diagnosis.elsewhere import elsewhere, rows_of
 from eagle3.diagnosis.fix import CODE, Case, Fix, needed
 from eagle3.diagnosis.kinds import NOT_SERVED
 from eagle3.diagnosis.patched_config import write_ids
@@ -176,7 +177,23 @@ def of_states(case: Case) -> tuple[Fix, ...]:
     edit = case.edit()
     counts = case.serving.num_aux if case.serving is not None else ()
     write_ids(edit, rule.places[0].path, written.ids, counts)
-    return (case.edited(edit, **more),)
+    fix = case.edited(edit, **more)
+    if written.needs and (newer := without_patch(case, sorted(wanted))):
+        fix = replace(fix, lines=(*fix.lines, newer))
+    return (fix,)
+
+
+def without_patch(case: Case, wanted: Sequence[int]) -> str | None:
+    """The first later release of this engine that needs no patch for these states, with its ids."""
+    assert case.asked is not None
+    rows = rows_of(case.asked.name, case.asked.engine_class)
+    later = rows[rows.index(case.rule) + 1 :] if case.rule in rows else ()
+    for row in later:
+        written = ids_to_write(row, wanted, case.num_layers)
+        if written.possible and not written.needs and written.ids is not None:
+            release = f"{ENGINE_NAMES[row.ecosystem]} {row.since} or newer"
+            return f"or, with no patch, {release}: {listed(written.ids)}"
+    return None
 
 
 def of_order(case: Case) -> tuple[Fix, ...]:

@@ -294,7 +294,7 @@ def whole_fix(fix: Fix) -> Iterator[str]:
     for line in fix.lines:
         inner = line.splitlines()
         if len(inner) > 1:
-            yield from ("", "  ```", *(f"  {part}" for part in inner), "  ```", "")
+            yield from ("", "```python", *inner, "```", "")
         else:
             yield f"  - `{line}`" if fix.engine else f"  - {line}"
     if fix.needs:

@@ -369,6 +369,26 @@ def test_the_target_s_end_in_the_data_is_the_reference_and_no_other_teacher(
     assert any("harder than what it writes itself" in line for line in found.diagnosis.undecided)
 
 
+@pytest.mark.parametrize("shift", [1, -1])
+def test_shifted_data_is_said_and_the_drafter_is_asked_about_all_the_same(
+    made: Path, tmp_path: Path, shift: int
+):
+    """Row t of every slot holds the state of position t + shift; nobody has the target's choices."""
+    data = sampled(made, tmp_path / "data", Kit(made / "target"), 12)
+    for path in (data / "rows").iterdir():
+        sample = torch.load(path, weights_only=True)
+        old = sample["hidden_states"]
+        parts = [torch.roll(h, -shift, -2) for h in (old if isinstance(old, list) else [old])]
+        torch.save({**sample, "hidden_states": parts if isinstance(old, list) else parts[0]}, path)
+    asked = Asked(drafter=LAB / "drafter", data=data, states=[0, 3, 31, 61])
+    found = diagnose_folder(asked, Kit(made / "target"))
+    assert found.evidence.inspected.shift == shift
+    assert found.evidence.inspected.aligned
+    assert [cause.kind for cause in found.diagnosis.causes] == ["slots"]
+    assert found.diagnosis.trained.states() == (0, 3, 31)
+    assert found.evidence.by_teacher.accuracy.value > 0.4  # of texts drawn at temperature 1
+
+
 def test_a_drafter_of_another_kind_is_refused_by_name(made: Path, tmp_path: Path):
     drafter = tmp_path / "drafter"
     shutil.copytree(LAB / "drafter", drafter)
