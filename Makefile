@@ -21,7 +21,7 @@ run: setup
 
 # As many processes as cores; torch takes one thread in each, since more would wait for each other.
 test: setup
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n auto --maxprocesses 8 --dist loadgroup -m 'not ssh and not runs and not peers'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n auto --maxprocesses 8 -m 'not ssh and not runs and not peers'
 
 # Whole commands that answer, fail, die, detach and are taken up again, and what trains.
 test-runs: setup

@@ -1,15 +1,22 @@
-"""Tests of one file share what it sets up and run in one process; so do all that share the lab."""
+"""How `make test` shares its tests among processes."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-LAB = Path(__file__).parent / "lab"
+LAB = "tests/lab/"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        group = "lab" if LAB in item.path.parents else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of one file share what it sets up and run in one process; so do all that share the lab."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return LAB if file.startswith(LAB) else file
+
+    return ByFile(config, log)
