@@ -66,7 +66,9 @@ class Lab:
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     results = tmp_path_factory.mktemp("lab") / "results"
-    code = main(["-m", f"+experiment={','.join(EXPERIMENTS)}", f"results={results}"])
+    # One thread: beside other tests two would mostly wait for each other.
+    shared = [f"results={results}", "job.threads=1"]
+    code = main(["-m", f"+experiment={','.join(EXPERIMENTS)}", *shared])
     runs = {}
     for folder in (results / "runs").iterdir():
         runs[json.loads((folder / "run.json").read_text())["experiment"]] = folder
