@@ -19,9 +19,10 @@ $(VENV)/.done: pyproject.toml constraints.txt
 run: setup
 	$(RUN) -m orchestrator +experiment=layers_m1_2_30
 
-# As many processes as cores; torch takes one thread in each, since more would wait for each other.
+# As many processes as cores; torch takes one thread in each, since more would wait for each other. In the
+# order of the folders, since by size the few long tests of the lab would begin last.
 test: setup
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n auto --maxprocesses 8 -m 'not ssh and not runs and not peers'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n auto --maxprocesses 8 --no-loadscope-reorder -m 'not ssh and not runs and not peers'
 
 # Whole commands that answer, fail, die, detach and are taken up again, and what trains.
 test-runs: setup
