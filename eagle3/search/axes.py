@@ -30,27 +30,7 @@ MOST_STATES = 720  # ordered choices of states that are tried: all of 3 out of 1
 DECLARED = ("window", "deeper_norm", "biases", "qk_norm")  # have no other name for what is declared
 LATE = ("feedback", "positions")  # leave the first draft step as it is
 
-WHY = {
-    "states": "which of the known states are fed, and in which order",
-    "d2t": "how the table d2t is read",
-    "decoder_layer": "whether the decoder layers run at all",
-    "embedding": "whose token embedding is read",
-    "head": "whose output head scores",
-    "residual": "what the first attention's output is added to",
-    "window": "whether the attention's window is heeded",
-    "concat": "what stands first in the first layer's input",
-    "input_norms": "which of the first layer's two norms goes where",
-    "fc_input": "which norm the states pass before fc",
-    "head_input": "whether the final norm stands before the head",
-    "feedback": "whether the next step is fed the state before or behind the final norm",
-    "rope": "base and scaling of the rotary embedding",
-    "rotation": "which numbers of a head turn in pairs",
-    "token": "which token stands beside the target's states",
-    "positions": "whether deeper steps stand one further each",
-    "deeper_norm": "whether layers behind the first read the norm before their attention",
-    "biases": "whether the biases of q, k and v are read",
-    "qk_norm": "whether the norms on q and k are read",
-}
+AXES = (STATES, *SWITCHES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +40,6 @@ class Axis:
     name: str  # "states", or a name of eagle3.wiring.SWITCHES
     values: tuple[Any, ...]  # tuples of canonical states, or the switch's values
     shows_from: int  # the first draft step at which it can show: 0, or 1
-    why: str  # what this axis asks
     named: bool = False  # a person says which values
     cut: str = ""  # how many of how many values there are, and which; empty: all of them
     among: tuple[int, ...] = ()  # the states whose choices are values, where not all of these are
@@ -100,8 +79,8 @@ def axes_of(
     """
     only = dict(only or {})
     for name in (*fixed, *only):
-        if name not in WHY:
-            raise BadInput(f"there is no axis '{name}'; there are {', '.join(WHY)}")
+        if name not in AXES:
+            raise BadInput(f"there is no axis '{name}'; there are {', '.join(AXES)}")
     if both := sorted(set(fixed) & set(only)):
         raise BadInput(f"axis '{both[0]}' is fixed and its values are named; say one of the two")
     if more_states and STATES in (*fixed, *only):
@@ -114,7 +93,7 @@ def axes_of(
     offered: tuple[Any, ...]
     # Without the layer nothing in it matters, but the search may put it back.
     base = replace(start, decoder_layer=DecoderLayer.included).resolved(form)
-    for name in WHY:
+    for name in AXES:
         if name in fixed:
             continue
         cut = ""
@@ -140,7 +119,6 @@ def axes_of(
                     name=name,
                     values=values,
                     shows_from=int(name in LATE),
-                    why=WHY[name],
                     named=name in only,
                     cut=cut,
                     among=tuple(sorted(set(known))) if cut else (),

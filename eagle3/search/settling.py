@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from eagle3.search.axes import STATES, changed, changes, value_of
 from eagle3.search.bounds import loss_bounds, tail_of
-from eagle3.search.halving import planned, race_chains, race_first
+from eagle3.search.halving import race_chains, race_first
 from eagle3.search.teachers import Teacher
-from eagle3.search.walk import EFFORT, LEAST_LOSS, Change, Walk
+from eagle3.search.walk import LEAST_LOSS, Change, Walk
 from eagle3.wiring import Wiring
 
 
@@ -65,15 +65,7 @@ def settled(walk: Walk, best: Wiring, start: Wiring) -> Wiring:
                 walk.add(others, best, (Change(name, value),))
         if not others:
             continue
-        field = race_first(
-            walk.scorer,
-            [best, *others],
-            walk.order,
-            teacher=teacher.name,
-            keep=best,
-            rounds=planned(len(walk.order), EFFORT),
-        )
-        walk.keep_out(field)
+        field = walk.race(best, others, teacher)
         likely = [
             w for w in field.left if (not field.ahead if w == best else walk.speaks(w, teacher))
         ]

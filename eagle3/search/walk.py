@@ -221,15 +221,7 @@ class Walk:
         quiet: bool = False,
     ) -> tuple[Wiring | None, Field]:
         """Race them, and take the simplest of the best that is clearly better than what is here."""
-        field = race_first(
-            self.scorer,
-            [here, *contestants],
-            self.order,
-            teacher=teacher.name,
-            keep=here,
-            rounds=planned(len(self.order), EFFORT),
-        )
-        self.keep_out(field)
+        field = self.race(here, contestants, teacher)
         chosen = self.order[: field.texts]
         right = self.scorer.rights([here, *field.left], chosen, teacher.name)
         positions = self.scorer.positions(chosen, teacher.name)
@@ -266,6 +258,19 @@ class Walk:
                 f"{field.texts} texts"
             )
         return taken, field
+
+    def race(self, here: Wiring, others: Iterable[Wiring], teacher: Teacher) -> Field:
+        """Race by the first step, whoever it is beside what is here; who left is remembered."""
+        field = race_first(
+            self.scorer,
+            [here, *others],
+            self.order,
+            teacher=teacher.name,
+            keep=here,
+            rounds=planned(len(self.order), EFFORT),
+        )
+        self.keep_out(field)
+        return field
 
     def take_likelier(
         self, here: Wiring, others: Sequence[Wiring], teacher: Teacher, field: Field

@@ -24,6 +24,8 @@ ARGMAX = Teacher(name="target_argmax", slot=None, norms=0, in_words="the target'
 SLOT3 = Teacher(name="slot3/normed", slot=3, norms=1, in_words="the data's last slot")
 ENGINE = EngineAsked(name="sglang", version="0.5.12", engine_class="kimi_k25")
 GOOD = (0.75, 0.8, 0.8, 0.8)
+POOR = (0.3, 0.4, 0.4, 0.4)
+DEAD = (0.03, 0.0, 0.0, 0.0)
 
 
 def form() -> DrafterForm:
@@ -36,6 +38,10 @@ def form() -> DrafterForm:
 def wiring(*states: int, **switches: Any) -> Wiring:
     """A resolved wiring of the first lab drafter."""
     return Wiring.of_states(states or (0, 3, 31), **switches).resolved(form())
+
+
+T = wiring(0, 3, 31)  # as trained
+S = wiring(3, 31, 59)  # as served
 
 
 def text_counts(curve: Sequence[float], coverage: float, rows: int) -> dict[str, Count]:

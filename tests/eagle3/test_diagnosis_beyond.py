@@ -10,12 +10,21 @@ from eagle3.diagnosis.beyond import BESIDE_BIGRAM, DECENT, USELESS
 from eagle3.diagnosis.evidence import Health, Inspected, SlotSeen
 from eagle3.diagnosis.verdict import diagnose
 from eagle3.wiring import Token
-from tests.eagle3.diagnosed import ENGINE, GOOD, SLOT3, STEPS, evidence, part, scored, slots, wiring
-
-T = wiring(0, 3, 31)
-S = wiring(3, 31, 59)
-DEAD = (0.03, 0.0, 0.0, 0.0)
-POOR = (0.3, 0.4, 0.4, 0.4)
+from tests.eagle3.diagnosed import (
+    DEAD,
+    ENGINE,
+    GOOD,
+    POOR,
+    SLOT3,
+    STEPS,
+    S,
+    T,
+    evidence,
+    part,
+    scored,
+    slots,
+    wiring,
+)
 
 
 def kinds(e):

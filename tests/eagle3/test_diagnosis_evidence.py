@@ -27,9 +27,13 @@ from eagle3.metrics import Count
 from eagle3.served_switches import ConfigLine, Stop
 from eagle3.wiring import D2T, FcInput, Residual
 from tests.eagle3.diagnosed import (
+    DEAD,
     GOOD,
+    POOR,
     SLOT3,
     STEPS,
+    S,
+    T,
     evidence,
     scored,
     searched,
@@ -37,11 +41,7 @@ from tests.eagle3.diagnosed import (
     wiring,
 )
 
-T = wiring(0, 3, 31)
-S = wiring(3, 31, 59)
 R = replace(T, residual=Residual.normed)
-POOR = (0.3, 0.4, 0.4, 0.4)
-DEAD = (0.03, 0.0, 0.0, 0.0)
 
 
 def first(of: Scored, texts: int) -> Scored:

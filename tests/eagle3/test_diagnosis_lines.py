@@ -17,8 +17,12 @@ from eagle3.metrics import Difference
 from eagle3.served import served_wiring
 from eagle3.wiring import D2T, Residual, RopeChoice, Token
 from tests.eagle3.diagnosed import (
+    DEAD,
     GOOD,
     LAB,
+    POOR,
+    S,
+    T,
     evidence,
     form,
     ranked,
@@ -27,11 +31,6 @@ from tests.eagle3.diagnosed import (
     slots,
     wiring,
 )
-
-T = wiring(0, 3, 31)
-S = wiring(3, 31, 59)
-DEAD = (0.03, 0.0, 0.0, 0.0)
-POOR = (0.3, 0.4, 0.4, 0.4)
 
 
 def test_what_ties_is_said_with_the_data_that_would_tell():

@@ -13,12 +13,19 @@ from eagle3.diagnosis.verdict import diagnose
 from eagle3.doctor.subject import EngineAsked, read_drafter
 from eagle3.metrics import Count, Difference
 from eagle3.wiring import D2T, SWITCHES, Feedback, Residual, RopeChoice
-from tests.eagle3.diagnosed import GOOD, LAB, SLOT3, evidence, scored, served, wiring
-
-T = wiring(0, 3, 31)
-S = wiring(3, 31, 59)
-DEAD = (0.03, 0.0, 0.0, 0.0)
-POOR = (0.3, 0.4, 0.4, 0.4)
+from tests.eagle3.diagnosed import (
+    DEAD,
+    GOOD,
+    LAB,
+    POOR,
+    SLOT3,
+    S,
+    T,
+    evidence,
+    scored,
+    served,
+    wiring,
+)
 
 
 def kinds(e):

@@ -52,7 +52,6 @@ def test_every_switch_is_an_axis_of_a_drafter_that_has_everything() -> None:
     }
     for axis in axes.values():
         assert axis.values
-        assert axis.why
 
 
 def test_parts_that_a_drafter_does_not_have_are_no_axes() -> None:
