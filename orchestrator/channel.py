@@ -92,6 +92,7 @@ class _Frame:
     size: int
     nonce: str | None
     reply: Future[Reply]
+    written: threading.Event = field(default_factory=threading.Event)
 
     @classmethod
     def of(cls, request: Request) -> _Frame:
@@ -137,6 +138,7 @@ class Channel:
         self._writer = writer
         self._diagnose = diagnose
         self._ended = False
+        self._last: _Frame | None = None
         self._outbox: SimpleQueue[list[_Frame] | None] = SimpleQueue()
         self._owed: SimpleQueue[_Frame | None] = SimpleQueue()
         self._threads = [
@@ -164,6 +166,7 @@ class Channel:
             raise HostUnreachable(f"{self.name}: the connection has ended; open a new one")
         frames = [_Frame.of(request) for request in requests]
         self._active_at = time.monotonic()
+        self._last = frames[-1] if frames else self._last
         self._outbox.put(frames)
         replies = [self._await(frame) for frame in frames]
         for reply in replies:
@@ -171,6 +174,11 @@ class Channel:
                 sentence = reply.header.get("error", "the host's program gave no reason")
                 raise RefusedError(f"{self.name}: {sentence}", reply.header)
         return replies
+
+    @property
+    def writing(self) -> bool:
+        """Whether something of what was asked has not been written yet."""
+        return self._last is not None and not self._last.written.is_set()
 
     def _await(self, frame: _Frame) -> Reply:
         deadline_s = LONG_S if frame.op in LONG else self._deadline_s
@@ -211,6 +219,8 @@ class Channel:
             try:
                 if writable:
                     self._send(frames)
+                for frame in frames:
+                    frame.written.set()
             except Exception:  # noqa: BLE001 -- the reader tells the callers: it may know why
                 writable = False
         self._owed.put(None)

@@ -195,7 +195,8 @@ def start(session: Session, config: dict[str, Any], paths: RunPaths, wish: Wish)
         first = follow_request(run_id, {"log": 0}, UNDER_WAY, FIRST_S)
         session.store(tracking_of(config), Path(config["results"]))  # opens while the job starts
         try:
-            with noting_interrupts(wish, lambda: sum(sizes) >= SOON_SENT):  # noqa: B023 -- used here
+            much = sum(sizes) >= SOON_SENT
+            with noting_interrupts(wish, lambda: much and link.channel.writing):  # noqa: B023 -- used here
                 _, said = deliver(link.channel, loads, laid_out, [go, first])
                 write_json(paths.started, {"root": link.root, "t": time.time()})
             return said

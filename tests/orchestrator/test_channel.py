@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,6 +98,32 @@ def test_a_shell_that_prints_for_ever_is_told_apart() -> None:
         pytest.raises(HostError, match="no reply of the host's program: no such command"),
     ):
         channel.hello()
+
+
+def test_what_is_written_is_no_longer_said_to_be_on_its_way() -> None:
+    """A reader that waits fills the pipe: the last bytes of a long payload stay here until it reads."""
+    (ours, theirs), (host_in, host_out) = os.pipe(), os.pipe()
+    with (
+        os.fdopen(ours, "rb") as answers,
+        os.fdopen(theirs, "wb") as host_answers,
+        os.fdopen(host_in, "rb") as asked,
+        os.fdopen(host_out, "wb") as requests,
+    ):
+        channel = Channel(answers, requests, name="gpu1")
+        assert not channel.writing
+        sender = threading.Thread(target=channel.pipeline, args=([put(bytes(1 << 20))],))
+        sender.start()
+        asked.readline()
+        assert channel.writing
+        asked.read(1 << 20)
+        deadline = time.monotonic() + 30
+        while channel.writing:  # and yet nothing has been answered
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        host_answers.write(b'{"ok": true, "payload": 0}\n')
+        host_answers.flush()
+        sender.join()
+        channel.stop_sending()
 
 
 def test_a_shell_that_cannot_start_the_program_is_quoted() -> None:
