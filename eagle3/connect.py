@@ -24,6 +24,7 @@ from eagle3.model import Drafter, DrafterShape
 from eagle3.target import TargetParts
 from eagle3.tree import Ancestry, Trees, draft_trees
 from eagle3.wiring import (
+    Biases,
     Concat,
     DecoderLayer,
     Embedding,
@@ -182,8 +183,10 @@ def switches_of(wiring: Wiring, shape: DrafterShape, theirs: Rope | None) -> dic
         switches["windows"] = ()
     if wiring.deeper_norm is Parts.dropped:
         switches["deeper_norm"] = False
-    if wiring.biases is Parts.dropped:
-        switches["qkv_bias"] = False
+    if wiring.biases is Biases.dropped:
+        switches["attention_bias"] = False
+    if wiring.biases is Biases.first_dropped:
+        switches["first_qkv_bias"] = False
     if wiring.qk_norm is Parts.dropped:
         switches["qk_norm"] = False
     return {name: value for name, value in switches.items() if value != getattr(shape, name)}

@@ -61,7 +61,7 @@ class DrafterShape:
     feedback_normed: bool = False  # the next step takes norm(y)
     head_norm: bool = True  # the head takes norm(y)
     attention_bias: bool = False
-    qkv_bias: bool = True  # the first layer's q, k and v have theirs; SGLang gives them none
+    first_qkv_bias: bool = True  # the first layer's q, k and v have theirs; SGLang gives them none
     mlp_bias: bool = False
     fc_bias: bool = False
     qk_norm: bool = False  # norms on q and k, a head
@@ -192,7 +192,7 @@ class DecoderLayer(nn.Module):
         if index == 0:
             self.hidden_norm = shape.norm(shape.hidden)
         inputs = shape.hidden if index else 2 * shape.hidden
-        qkv_bias = shape.attention_bias and (shape.qkv_bias or index > 0)
+        qkv_bias = shape.attention_bias and (shape.first_qkv_bias or index > 0)
         self.self_attn = Attention(shape, inputs, window, qkv_bias)
         self.post_attention_layernorm = shape.norm(shape.hidden)
         self.mlp = Mlp(shape)

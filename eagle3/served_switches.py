@@ -17,6 +17,7 @@ from eagle3.form import DrafterForm
 from eagle3.serving import Serving, Unknown
 from eagle3.wiring import (
     D2T,
+    Biases,
     Embedding,
     FcInput,
     Feedback,
@@ -242,7 +243,8 @@ def parts(seen: Seen, of: Looked) -> None:
                 f"{lost}, drops it, and no switch of a wiring stands for that {of.known}"
             )
         else:
-            seen.put(switch, Parts.dropped, f"{lost} and drops it {of.known}")
+            dropped = Biases.first_dropped if switch == "biases" else Parts.dropped
+            seen.put(switch, dropped, f"{lost} and drops it {of.known}")
 
 
 def embedding(seen: Seen, of: Looked) -> None:

@@ -150,6 +150,14 @@ class Parts(str, Enum):
     dropped = "dropped"
 
 
+class Biases(str, Enum):
+    """Which biases of the attention's projections are run."""
+
+    declared = "declared"
+    first_dropped = "first_dropped"  # without the first layer's of q, k and v, o's stay: SGLang
+    dropped = "dropped"  # without any, as attention_bias=false says
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wiring:
     """One way to connect a drafter; `layers` means nothing without `convention`."""
@@ -172,7 +180,7 @@ class Wiring:
     token: Token = Token.next
     positions: Positions = Positions.advancing
     deeper_norm: Parts = Parts.declared  # the norm in front of the attention of layers >= 1
-    biases: Parts = Parts.declared  # of the first layer's q, k and v; o's stay
+    biases: Biases = Biases.declared
     qk_norm: Parts = Parts.declared
 
     @classmethod
@@ -284,7 +292,7 @@ SWITCHES: dict[str, type[Enum]] = {
     "token": Token,
     "positions": Positions,
     "deeper_norm": Parts,
-    "biases": Parts,
+    "biases": Biases,
     "qk_norm": Parts,
 }
 USUAL: dict[str, Enum] = {

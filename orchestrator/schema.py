@@ -18,6 +18,7 @@ from omegaconf import MISSING, OmegaConf
 from eagle3.layers import LayerConvention
 from eagle3.wiring import (
     D2T,
+    Biases,
     Concat,
     DecoderLayer,
     Embedding,
@@ -140,7 +141,7 @@ class WiringConfig:
     token: Token = Token.next
     positions: Positions = Positions.advancing
     deeper_norm: Parts = Parts.declared
-    biases: Parts = Parts.declared
+    biases: Biases = Biases.declared
     qk_norm: Parts = Parts.declared
 
 

@@ -12,7 +12,16 @@ from eagle3.doctor.switches import at, ways_out
 from eagle3.errors import BadInput
 from eagle3.form import Rope
 from eagle3.serving import Unknown, serving_for
-from eagle3.wiring import FcInput, Feedback, Parts, Residual, RopeChoice, Window, chosen_rope
+from eagle3.wiring import (
+    Biases,
+    FcInput,
+    Feedback,
+    Parts,
+    Residual,
+    RopeChoice,
+    Window,
+    chosen_rope,
+)
 
 SGLANG_WINDOW = "models/llama_eagle3.py"
 TARGET_LINES = "rope_theta and rope_scaling as they stand in the target's config.json"
@@ -70,13 +79,18 @@ def of_fc_input(case: Case) -> tuple[Fix, ...]:
 def of_biases(case: Case) -> tuple[Fix, ...]:
     """The biases of the attention's projections."""
     serving = case.serving
+    if case.trained.biases is Biases.dropped:
+        gone = rewrites.without(r".*[.]self_attn[.][qkvo]_proj[.]bias", "the attention's biases")
+        edit = case.edit()
+        edit.put(f"{edit.layer}attention_bias", False)
+        return (case.edited(edit, snippet=gone),)
     # o's stay, so the switch stays on, and who refuses the tensors refuses zeros as well.
     refused = (
         serving is not None
         and serving.unknown is Unknown.refused
         and not serving.attention_bias.honoured
     )
-    if case.trained.biases is Parts.dropped and not refused:
+    if case.trained.biases is Biases.first_dropped and not refused:
         return (case.rewritten(rewrites.no_biases()),)
     return switched(case, "attention_bias", True)
 

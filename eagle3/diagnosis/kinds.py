@@ -27,7 +27,7 @@ WIRING: dict[str, str] = {
     "positions": "the deeper draft steps stand at other positions",
     "window": "the attention reaches back another distance",
     "deeper-norm": "the norm in front of the deeper layers' attention is lost",
-    "biases": "the biases of q, k and v are lost",
+    "biases": "biases of the attention are lost, or were not trained",
     "qk-norm": "the norms on q and k are lost",
 }
 OTHERS: dict[str, str] = {

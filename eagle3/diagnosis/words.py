@@ -75,7 +75,11 @@ VALUES: dict[str, dict[str, str]] = {
         "declared": "with the norm in front of the deeper layers' attention",
         "dropped": "without the norm in front of the deeper layers' attention",
     },
-    "biases": {"declared": "with the biases of q, k and v", "dropped": "without them"},
+    "biases": {
+        "declared": "with the attention's biases",
+        "first_dropped": "without those of the first layer's q, k and v",
+        "dropped": "without any",
+    },
     "qk_norm": {"declared": "with the norms on q and k", "dropped": "without them"},
 }
 # What a drafted token is compared with, by the name of the truth.

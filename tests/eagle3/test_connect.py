@@ -27,6 +27,7 @@ from eagle3.tree import draft_trees
 from eagle3.wiring import (
     D2T,
     SWITCHES,
+    Biases,
     Concat,
     Embedding,
     FcInput,
@@ -204,7 +205,8 @@ FULL = replace(
         ({"rotation": Rotation.interleaved}, {"interleaved": True}),
         ({"positions": Positions.standing}, {"standing": True}),
         ({"deeper_norm": Parts.dropped}, {"deeper_norm": False}),
-        ({"biases": Parts.dropped}, {"qkv_bias": False}),
+        ({"biases": Biases.first_dropped}, {"first_qkv_bias": False}),
+        ({"biases": Biases.dropped}, {"attention_bias": False}),
         ({"qk_norm": Parts.dropped}, {"qk_norm": False}),
     ],
 )
@@ -278,7 +280,7 @@ def test_what_the_head_sees_and_what_is_fed_back_by_formula(
         (SHAPE, {"fc_input": FcInput.whole}, "asks for input_norm.weight, which .* does not have"),
         (SHAPE, {"fc_input": FcInput.chunks}, "fc_norm.0.weight, fc_norm.1.weight, fc_norm.2.w"),
         (FULL, {"qk_norm": Parts.dropped}, "q_norm.weight, .*k_norm.weight.* unread"),
-        (FULL, {"biases": Parts.dropped}, "q_proj.bias, .*v_proj.bias of .* unread"),
+        (FULL, {"biases": Biases.first_dropped}, "q_proj.bias, .*v_proj.bias of .* unread"),
         (
             FULL,
             {"deeper_norm": Parts.dropped},

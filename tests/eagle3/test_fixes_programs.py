@@ -21,6 +21,7 @@ from eagle3.doctor.subject import read_drafter
 from eagle3.served import served_wiring
 from eagle3.wiring import (
     D2T,
+    Biases,
     Concat,
     DecoderLayer,
     Embedding,
@@ -81,7 +82,9 @@ CASES = [
     ("deeper-norm", {"deeper_norm": Parts.dropped}, TWO),
     ("fc-input", {"fc_input": FcInput.raw}, {**FLAT, "norm_before_fc": True}),
     ("fc-input", {"fc_input": FcInput.raw}, {**NESTED, "fc_norm": True}),
-    ("biases", {"biases": Parts.dropped}, {**FLAT, "attention_bias": True}),
+    ("biases", {"biases": Biases.first_dropped}, {**FLAT, "attention_bias": True}),
+    ("biases", {"biases": Biases.dropped}, {**TWO, "attention_bias": True}),
+    ("biases", {"biases": Biases.dropped}, changed(NESTED, inner=True, attention_bias=True)),
     ("qk-norm", {"qk_norm": Parts.dropped}, changed(NESTED, inner=True, model_type="qwen3")),
     ("qk-norm", {"qk_norm": Parts.dropped}, QWEN),
 ]

@@ -16,7 +16,7 @@ from eagle3.form import DrafterForm
 from eagle3.served import ServedWiring, served_wiring
 from eagle3.served_switches import plain_drafter
 from eagle3.serving import serving_for
-from eagle3.wiring import FcInput, Parts, Rotation, Wiring
+from eagle3.wiring import Biases, FcInput, Parts, Rotation, Wiring
 from tests.eagle3.configs import LAYER, changed
 from tests.eagle3.fixing import DEFAULT, FLAT, KEY, KIMI, NESTED, NEW, OLD, VLLM, asked, form_of
 
@@ -187,7 +187,7 @@ def test_a_refused_part_that_was_not_trained_with_is_left_out() -> None:
     assert fix.snippet is not None
     assert served(dict(fix.config or {}), asked("vllm", "0.21.0")).wiring is not None
     # Zeros are refused as well, and o's biases have to stay.
-    dropped = replace(DEFAULT, biases=Parts.dropped)
+    dropped = replace(DEFAULT, biases=Biases.first_dropped)
     ((biases,),) = told(BIASED, asked("vllm", "0.15.0"), dropped).values()
     assert not biases.possible
 

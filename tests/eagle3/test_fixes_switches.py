@@ -12,11 +12,11 @@ from eagle3.doctor.subject import EngineAsked
 from eagle3.form import Rope
 from eagle3.served import served_wiring
 from eagle3.wiring import (
+    Biases,
     Embedding,
     FcInput,
     Feedback,
     Head,
-    Parts,
     Residual,
     RopeChoice,
     Window,
@@ -192,7 +192,7 @@ def test_a_switch_of_the_layer_is_written_where_vllm_reads_it() -> None:
     form = form_of(config)
     fix = first("biases", DEFAULT, VLLM, NESTED, form=form)
     assert fix.lines == ('"transformer_layer_config": {"attention_bias": true}',)
-    dropped = first("biases", replace(DEFAULT, biases=Parts.dropped), VLLM, config)
+    dropped = first("biases", replace(DEFAULT, biases=Biases.first_dropped), VLLM, config)
     assert (dropped.config, dropped.lines[0]) == (
         None,
         "the biases of the first layer's q, k and v = 0",

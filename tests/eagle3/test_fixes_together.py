@@ -22,6 +22,7 @@ from eagle3.served import served_wiring
 from eagle3.target import TargetParts
 from eagle3.wiring import (
     D2T,
+    Biases,
     Concat,
     DecoderLayer,
     FcInput,
@@ -74,7 +75,7 @@ WRONG: dict[str, Any] = {
     "rotation": [Rotation.interleaved],
     "head": [Head.target],
     "deeper_norm": [Parts.dropped],
-    "biases": [Parts.dropped],
+    "biases": [Biases.first_dropped, Biases.dropped],
     "qk_norm": [Parts.dropped],
     "window": [Window.none],
 }

@@ -317,7 +317,8 @@ FULL = replace(SHAPE, num_layers=2, qk_norm=True, attention_bias=True, norm_befo
     ("switch", "pattern", "stand_in"),
     [
         ("deeper_norm", r"layers\.1\.input_layernorm\.weight", 1.0),
-        ("qkv_bias", r"midlayer\.self_attn\.[qkv]_proj\.bias", 0.0),
+        ("attention_bias", r".*\.self_attn\.[qkvo]_proj\.bias", 0.0),
+        ("first_qkv_bias", r"midlayer\.self_attn\.[qkv]_proj\.bias", 0.0),
     ],
 )
 def test_what_is_dropped_weighs_nothing(switch: str, pattern: str, stand_in: float) -> None:

@@ -20,6 +20,7 @@ from eagle3.served import ServedWiring, served_wiring
 from eagle3.serving import SERVING
 from eagle3.wiring import (
     D2T,
+    Biases,
     Embedding,
     FcInput,
     Feedback,
@@ -388,9 +389,9 @@ def test_fc_is_not_applied_where_it_changes_no_width() -> None:
 
 def test_parts_that_an_engine_drops() -> None:
     biased = {**FLAT, "attention_bias": True}
-    assert run(biased, OLD).biases is Parts.dropped
-    assert run(biased, VLLM).biases is Parts.declared
-    assert run(biased, TRT).biases is Parts.declared
+    assert run(biased, OLD).biases is Biases.first_dropped
+    assert run(biased, VLLM).biases is Biases.declared
+    assert run(biased, TRT).biases is Biases.declared
     qwen = changed(NESTED, inner=True, model_type="qwen3")
     assert run(qwen, OLD).qk_norm is Parts.dropped
     assert run(qwen, VLLM).qk_norm is Parts.declared
