@@ -9,20 +9,23 @@ from eagle3.conventions import Evidence as Ground
 from eagle3.diagnosis.answer import CERTAIN, LIKELY, POSSIBLE, Cause
 from eagle3.diagnosis.behind_engine import comparable, inside
 from eagle3.diagnosis.causes import LEAST_ACCURACY, comparisons_of, cost_of
-from eagle3.diagnosis.evidence import Evidence, Part, SlotSeen
+from eagle3.diagnosis.evidence import Evidence, Part, SlotSeen, chunk_name
 from eagle3.diagnosis.fixes import Fix
 from eagle3.diagnosis.kinds import ORDER, STATES
 from eagle3.diagnosis.signatures import COLLAPSE, NOTHING, curve_words, level, signature_of
 from eagle3.diagnosis.words import joined, rate_words, truth_words
 from eagle3.doctor.findings import MEASURED
-from eagle3.metrics import Truth
+from eagle3.metrics import Rate, Truth
 from eagle3.search.teachers import Teacher
 from eagle3.truths import SOUND_AGREEMENT
 
 # Fixed on two lab drafters.
 DECENT = 0.5  # accuracy below which a drafter whose parts all work counts as under-trained
-USELESS = 0.15  # a part without which less than this share of the accuracy is lost does no work
-HARM = 0.05  # a part without which this share of the accuracy is gained does harm
+# A part without which less than this share of the accuracy is lost does no work, unless the
+# cross-entropy shows some.
+USELESS = 0.15
+HARM = 0.05  # a part without which this share of the accuracy is gained does harm,
+HARM_LOSS = 0.005  # or by which the cross-entropy is this much higher, in nats
 BESIDE_BIGRAM = 1.25  # a drafter below this many times a table of token pairs is dead
 LOW_COVERAGE = 0.85  # below this the vocabulary is a cause, not a note
 REACHED = 0.75  # of the training log's accuracy: on other texts a sound drafter reaches this much
@@ -49,15 +52,59 @@ def broken(e: Evidence) -> tuple[str, ...]:
             f"its first token is right at {accuracy.value:.3f}, where a table of token pairs has "
             f"{e.health.bigram:.3f}",
         )
-    reasons = [
-        f"{part.name} {'harms' if harms(part) else 'does next to nothing'}: accuracy is "
-        f"{part.without.value:.3f} without, {accuracy.value:.3f} with"
-        for part in idle(e.health.parts, accuracy.value)
-    ]
+    reasons = [idle_words(part, accuracy) for part in idle(e.health.parts, accuracy.value)]
+    reasons += filter(None, [idle_states(e), foreign_vocabulary(e), e.health.left_out])
     signature = signature_of(e.by_teacher.conditional, e.by_teacher.conditional)
     if signature.name == COLLAPSE and e.by_teacher.conditional[1][1].value < NOTHING * 2:
         reasons.append(signature.in_words)
     return tuple(reasons)
+
+
+def idle_words(part: Part, accuracy: Rate) -> str:
+    """That a part does no work, or harm."""
+    surer = ""
+    if part.loss is not None:
+        surer = f", cross-entropy {-part.loss.value:+.3f} with it"
+    return (
+        f"{part.name} {'harms' if harms(part) else 'does next to nothing'}: accuracy is "
+        f"{part.without.value:.3f} without, {accuracy.value:.3f} with{surer}"
+    )
+
+
+def idle_states(e: Evidence) -> str | None:
+    """That nothing is made of the states that the search found in the place of others.
+
+    It took them for the harm that the others do there; the fault is that chunk's, then.
+    """
+    found, others = e.trained.wiring.states(), e.wrong.states()
+    changed = [j for j, (k, other) in enumerate(zip(found, others, strict=False)) if k != other]
+    idle_ones = {part.name for part in e.health.parts if not works(part)}
+    if not changed or not all(chunk_name(j) in idle_ones for j in changed):
+        return None
+    named = joined([chunk_name(j) for j in changed])
+    return (
+        f"{named} {'does' if len(changed) == 1 else 'do'} no work: of all states those are best there "
+        f"that do the least harm ({joined([str(found[j]) for j in changed])})"
+    )
+
+
+def works(part: Part) -> bool:
+    """Whether a part clearly does some work."""
+    return part.worth.low > 0 or (part.loss is not None and part.loss.low > 0)
+
+
+def foreign_vocabulary(e: Evidence) -> str | None:
+    """That the draft vocabulary has no more of what the target says than any tokens would.
+
+    Trainers fill it with the tokens that are most frequent in what the target says.
+    """
+    size, whole, coverage = e.form.draft_vocab.value, e.form.vocab.value, e.by_teacher.coverage
+    if not coverage.denominator or size >= whole or coverage.low > size / whole:
+        return None
+    return (
+        f"its draft vocabulary has {rate_words(coverage, 3)} of the target's tokens, as {size} of "
+        f"{whole} drawn at random would: it was counted on other texts, or with another tokenizer"
+    )
 
 
 def ceiling(e: Evidence) -> float:
@@ -72,13 +119,15 @@ def idle(parts: Sequence[Part], accuracy: float) -> Iterator[Part]:
     """
     for part in parts:
         does_none = part.share < USELESS and part.worth.high < USELESS * accuracy
-        if harms(part) or (not part.single and does_none):
+        surely = part.loss is not None and part.loss.low > 0
+        if harms(part) or (not part.single and does_none and not surely):
             yield part
 
 
 def harms(part: Part) -> bool:
-    """Whether the drafter is clearly better without a part."""
-    return part.worth.high < 0 and part.share <= -HARM
+    """Whether the drafter is clearly better without a part, in what it chooses or in how surely."""
+    surer = part.loss is not None and part.loss.high < 0 and part.loss.value <= -HARM_LOSS
+    return surer or (part.worth.high < 0 and part.share <= -HARM)
 
 
 def unverified(e: Evidence) -> str | None:

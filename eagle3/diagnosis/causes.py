@@ -34,6 +34,7 @@ LEAST_SHARE = (
 OPEN_LENGTH = 0.2
 OPEN_ACCURACY = 0.05
 VERIFIED = "verified"
+BEHIND_FIRST = ("feedback", "positions")
 
 
 def kinds_between(trained: Wiring, wrong: Wiring) -> tuple[str, ...]:
@@ -110,11 +111,13 @@ def comparisons_of(e: Evidence, kind: str | None = None) -> int:
     """For how many comparisons an interval is corrected: all wirings that the search scored.
 
     Of a kind whose trained side the cross-entropy settles, which was corrected for them already, only
-    for what is served otherwise: the sides were not chosen by what is compared.
+    for what is served otherwise: the sides were not chosen by what is compared. Of a kind that shows
+    behind the first step alone, for those that were compared there.
     """
     if kind is not None and kind in e.loss_alone and e.loss_alone[kind].low > 0:
         return max(1, len(e.alone))
-    return max(1, e.searched.scored, len(e.alone))
+    compared = e.searched.drafted if kind in BEHIND_FIRST else e.searched.scored
+    return max(1, compared, len(e.alone))
 
 
 def wiring_causes(e: Evidence) -> tuple[list[Cause], list[str]]:

@@ -94,6 +94,14 @@ class Part:
     without: Rate
     worth: Difference  # accuracy with it less accuracy without it, paired
     share: float  # of the accuracy with it: what is lost without it
+    # Cross-entropy without it less that with it, paired; None where accuracy tells, or where a little
+    # work is as good as none.
+    loss: Difference | None = None
+
+
+def chunk_name(place: int) -> str:
+    """What the part of fc is called that reads the state in this place."""
+    return f"chunk {place} of fc"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +110,8 @@ class Health:
 
     bigram: float  # the share of the truth that a table of the texts' own pairs of tokens names
     parts: tuple[Part, ...]  # the whole block's first, then a layer's
+    # A norm that the wiring as trained leaves out although its weights were trained, in words.
+    left_out: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,15 +11,22 @@ from itertools import chain
 import torch
 
 from eagle3.checkpoint import DrafterCheckpoint
+from eagle3.diagnosis.beyond import USELESS
 from eagle3.diagnosis.causes import kinds_between, no_cost, with_part_of
-from eagle3.diagnosis.evidence import Health, Mended, Part, Scored
+from eagle3.diagnosis.evidence import Health, Mended, Part, Scored, chunk_name
 from eagle3.errors import BadInput
 from eagle3.metrics import Count, Difference, Rate, Truth, rate
 from eagle3.model import Drafter
 from eagle3.search.bounds import bounded, loss_bounds, rate_difference, tail_of
 from eagle3.search.score import Scorer
 from eagle3.search.texts import Text
-from eagle3.wiring import Wiring
+from eagle3.target import TargetParts
+from eagle3.wiring import Feedback, HeadInput, Wiring
+
+# Without which little else can be known: a part of which a little work is as good as none.
+STATES_PART = "what the target's states feed in"
+# Spread of a norm's weights, by their size, up to which they are as they began.
+UNTRAINED = 0.02
 
 
 def scored(scorer: Scorer, wiring: Wiring, teacher: str, seed: int) -> Scored:
@@ -125,11 +132,24 @@ def health(
     """Whether every part of the drafter does some work at the first step, wired so."""
     chosen = range(len(scorer.texts))
     whole = scorer.first([wiring], chosen, [teacher])[wiring][teacher]
+    sums, rows = scorer.losses([wiring], chosen, teacher)
     parts = []
     for name, single, maimed in without_parts(checkpoint):
-        counts = remake(maimed).first([wiring], chosen, [teacher])[wiring][teacher]
-        parts.append(part(name, single, whole, counts, seed, comparisons))
-    return Health(bigram=bigram_accuracy(scorer.texts, teacher), parts=tuple(parts))
+        other = remake(maimed)
+        counts = other.first([wiring], chosen, [teacher])[wiring][teacher]
+        made = part(name, single, whole, counts, seed, comparisons)
+        doubtful = made.worth.low <= 0 if single else made.share < USELESS
+        if doubtful and name != STATES_PART:
+            without, _ = other.losses([wiring], chosen, teacher)
+            value, reach = loss_bounds(sums[0], without, rows, tail_of(comparisons))
+            loss = bounded(float(value[0]), float(reach[0]), math.inf)
+            made = replace(made, loss=loss)
+        parts.append(made)
+    return Health(
+        bigram=bigram_accuracy(scorer.texts, teacher),
+        parts=tuple(parts),
+        left_out=left_out(checkpoint, scorer.target, wiring),
+    )
 
 
 def part(
@@ -147,6 +167,32 @@ def part(
     return Part(name=name, single=single, without=without, worth=worth, share=share)
 
 
+def left_out(checkpoint: DrafterCheckpoint, target: TargetParts, wiring: Wiring) -> str | None:
+    """That the wiring never runs the last norm, although its weights were trained.
+
+    No gradient reaches a norm that is not run, so it stays as it began: all ones, or the target's.
+    """
+    if wiring.head_input is not HeadInput.raw or wiring.feedback is Feedback.normed:
+        return None
+    weight = checkpoint.drafter.norm.weight.float()
+    if float(weight.std() / weight.abs().mean()) <= UNTRAINED:
+        return None
+    try:
+        begun = target.final_norm().factor.float().to(weight.device)
+    except BadInput:
+        begun = None
+    if (
+        begun is not None
+        and begun.shape == weight.shape
+        and torch.allclose(weight, begun, rtol=0.02)
+    ):
+        return None
+    return (
+        f"the last norm harms although it was trained (its weights lie between {weight.min():.2f} and "
+        f"{weight.max():.2f}): the drafter is better without it, so they are not what was trained"
+    )
+
+
 def plain_rate(counts: Sequence[Count], seed: int) -> Rate:
     """An accuracy over texts. Raises BadInput without positions."""
     found = rate(counts, Truth.target_argmax, limits=(0.0, 1.0), seed=seed)
@@ -156,10 +202,12 @@ def plain_rate(counts: Sequence[Count], seed: int) -> Rate:
 
 
 def without_parts(checkpoint: DrafterCheckpoint) -> Iterator[tuple[str, bool, DrafterCheckpoint]]:
-    """The drafter without all its attention, without all its MLPs, without each layer's or state's.
+    """The drafter without the target's states, without all its attention, without all its MLPs, without
+    each layer's or state's.
 
     Each with its name, and whether it is one of several of a sort.
     """
+    yield STATES_PART, False, zeroed(checkpoint, ["fc.weight"])
     sorts = {"attention": "self_attn.o_proj", "MLP": "mlp.down_proj"}
     layers = checkpoint.form.num_layers.value
     for sort, place in sorts.items():
@@ -169,7 +217,7 @@ def without_parts(checkpoint: DrafterCheckpoint) -> Iterator[tuple[str, bool, Dr
         for sort, place in sorts.items():
             yield f"the {sort} of layer {i}", True, zeroed(checkpoint, [f"{prefix}.{place}"])
     for j in range(checkpoint.form.num_aux.value):
-        yield f"chunk {j} of fc", True, without_chunk(checkpoint, j)
+        yield chunk_name(j), True, without_chunk(checkpoint, j)
 
 
 def zeroed(checkpoint: DrafterCheckpoint, places: Sequence[str]) -> DrafterCheckpoint:

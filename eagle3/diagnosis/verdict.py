@@ -100,8 +100,7 @@ def conclude(e: Evidence) -> Concluded:
         left = [f"on this data: {reason}" for reason in reasons]
         return Concluded(verdict=CAUSE, causes=tuple(slots), because=(), notes=(*harmless, *left))
     open_ones = doubts(e)
-    if reasons and (ahead(e) is not None or texts_of(e) < FEW):
-        # A search that ended beside the right wiring leaves a drafter that looks broken.
+    if reasons and (beside_better(e) or texts_of(e) < FEW):
         return undecided_yet(open_ones, slots, harmless)
     if reasons:
         notes = [*harmless, *(symptom(c) for c in wiring)]
@@ -129,6 +128,15 @@ def conclude(e: Evidence) -> Concluded:
     if causes and causes[0].kind == "unknown":
         verdict = UNKNOWN
     return Concluded(verdict=verdict, causes=tuple(causes), because=(), notes=tuple(harmless))
+
+
+def beside_better(e: Evidence) -> bool:
+    """Whether the search ended beside the right wiring, which leaves a drafter that looks broken: what
+    is declared or served scores higher, and may be that of one that works.
+    """
+    other = e.as_served
+    alive = other is not None and other.accuracy.high >= beyond.DECENT * beyond.ceiling(e)
+    return alive and ahead(e) is not None
 
 
 def undecided_yet(

@@ -64,6 +64,7 @@ class Searched:
     teacher_clear: bool  # every other one explains it clearly worse, or chooses the same
     rounds: tuple[str, ...]  # what each round tried and took, in words
     scored: int  # wirings; each of them is in `ranked` or in `dropped`
+    drafted: int  # of them, those that were compared behind the first step, too
     notes: tuple[str, ...]
     # What was searched at all: "states" and switches. What is not among it is as it was at the start.
     # None: whoever made this does not say.

@@ -82,6 +82,11 @@ class Scorer:
         """How many wirings have been scored at all."""
         return len(self.everyone())
 
+    @property
+    def drafted(self) -> int:
+        """How many of them have been drafted with, and not only scored at the first step."""
+        return sum(bool(chains) for chains in self._drafted.values())
+
     def why_not(self, wiring: Wiring) -> str | None:
         """Why this wiring cannot be scored; None: it can."""
         try:

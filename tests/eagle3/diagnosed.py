@@ -119,6 +119,7 @@ def searched(
         teacher_clear=True,
         rounds=(),
         scored=60,
+        drafted=12,
         notes=(),
     )
 

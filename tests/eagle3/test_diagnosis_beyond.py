@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from eagle3.diagnosis.beyond import BESIDE_BIGRAM, DECENT, USELESS
-from eagle3.diagnosis.evidence import Health, Inspected, SlotSeen
+from eagle3.diagnosis.evidence import Health, Inspected, Part, SlotSeen, chunk_name
 from eagle3.diagnosis.verdict import diagnose
+from eagle3.metrics import Difference
 from eagle3.wiring import Token
 from tests.eagle3.diagnosed import (
     DEAD,
@@ -20,6 +21,7 @@ from tests.eagle3.diagnosed import (
     S,
     T,
     evidence,
+    form,
     part,
     scored,
     slots,
@@ -103,11 +105,19 @@ def test_shifted_states_are_the_data_and_not_the_token():
 
 
 def test_a_small_vocabulary_is_a_ceiling():
-    low = scored(T, (0.45, 0.5, 0.5, 0.5), coverage=0.55)
+    low = scored(T, (0.45, 0.5, 0.5, 0.5), coverage=0.7)
     d = diagnose(evidence(low, trained_accuracy=0.77))
     assert [c.kind for c in d.causes] == ["coverage"]
     assert f"{low.coverage.value:.3f}" in d.causes[0].what
     assert not d.causes[0].fixes[0].possible
+
+
+def test_a_vocabulary_that_is_no_better_than_tokens_drawn_at_random_is_another_tokenizers():
+    share = form().draft_vocab.value / form().vocab.value
+    low = scored(T, (0.45, 0.5, 0.5, 0.5), coverage=share)
+    d = diagnose(evidence(low))
+    assert [c.kind for c in d.causes] == ["unknown"]
+    assert "drawn at random" in d.causes[0].what
 
 
 def test_a_drafter_far_below_its_ceiling_is_not_excused_by_it():
@@ -158,6 +168,56 @@ def test_one_of_several_parts_may_do_little_but_no_harm():
     works = (part("the attention", 0.9, of=good), part("the MLP", 0.4, of=good))
     assert kinds(evidence(good, health=Health(bigram=0.18, parts=(*works, little)))) == []
     assert kinds(evidence(good, health=Health(bigram=0.18, parts=(*works, harm)))) == ["unknown"]
+
+
+def lossy(part: Part, value: float) -> Part:
+    """The part with what cross-entropy says of it, closely."""
+    return replace(part, loss=Difference(value=value, low=value - 0.002, high=value + 0.002))
+
+
+def test_cross_entropy_tells_a_part_that_works_a_little_from_one_that_does_not():
+    early = scored(T, (0.35, 0.4, 0.4, 0.4))
+    works, little = part("the attention", 0.9, of=early), part("the MLP", 0.05, of=early)
+    for loss, wanted in ((0.1, ["under-trained"]), (0.001, ["unknown"]), (-0.1, ["unknown"])):
+        health = Health(bigram=0.18, parts=(works, lossy(little, loss)))
+        assert kinds(evidence(early, health=health)) == wanted, loss
+
+
+def test_a_chunk_harms_where_cross_entropy_says_so_though_as_much_is_right():
+    good = scored(T, GOOD)
+    works, chunk = (
+        part("the attention", 0.9, of=good),
+        part(chunk_name(1), 0.0, of=good, single=True),
+    )
+    for loss, wanted in ((0.0, []), (-0.001, []), (-0.05, ["unknown"])):
+        health = Health(bigram=0.18, parts=(works, lossy(chunk, loss)))
+        assert kinds(evidence(good, health=health)) == wanted, loss
+
+
+def test_states_of_which_nothing_is_made_are_not_what_was_trained():
+    """One chunk is damaged: the search finds the state that does the least harm there."""
+    trained = scored(T, (0.35, 0.4, 0.4, 0.4))
+    other = scored(wiring(0, 3, 58), DEAD)
+    works = [part(chunk_name(j), 0.3, of=trained, single=True) for j in (0, 1)]
+    last = part(chunk_name(2), 0.0, of=trained, single=True)
+    e = evidence(trained, wrong=other, alone={"states": other})
+    for loss, wanted in ((0.1, ["states", "under-trained"]), (0.001, ["unknown"])):
+        parts = (part("the attention", 0.9, of=trained), *works, lossy(last, loss))
+        assert kinds(replace(e, health=Health(bigram=0.18, parts=parts))) == wanted, loss
+    # Where another place differs as well and works, the states are believed.
+    both = scored(wiring(9, 3, 58), DEAD)
+    e = evidence(trained, wrong=both, alone={"states": both})
+    health = Health(bigram=0.18, parts=(*works, lossy(last, 0.001)))
+    assert kinds(replace(e, health=health)) == ["states", "under-trained"]
+
+
+def test_a_norm_that_was_trained_and_is_left_out_is_damaged():
+    trained, wrong = scored(T, GOOD), scored(S, DEAD)
+    e = evidence(trained, wrong=wrong, alone={"states": wrong})
+    left = replace(e.health, left_out="the last norm harms although it was trained")
+    d = diagnose(replace(e, health=left))
+    assert d.verdict == "unknown"
+    assert "the last norm harms" in d.causes[0].what
 
 
 def test_a_drafter_that_knows_no_more_than_pairs_of_tokens_is_unknown():
