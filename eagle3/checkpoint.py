@@ -42,6 +42,16 @@ class DrafterCheckpoint:
     fingerprint: str  # sha256 over config.json and the weights
     notes: tuple[str, ...]  # the layout, and every default that changes what is computed
 
+    def vocabulary(self, to_target: Tensor) -> Tensor:
+        """The target ids that can be drafted, a mask [V]: the file's t2d, or, where it has none, what
+        d2t leads to as it is read. `to_target` [V_d] holds -1 where it leads outside.
+        """
+        if self.own_t2d:
+            return self.drafter.t2d
+        named = torch.zeros_like(self.drafter.t2d)
+        named[to_target[to_target >= 0]] = True
+        return named
+
 
 def load_drafter(
     folder: Path, device: str = "cpu", *, layout: str | None = None

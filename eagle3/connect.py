@@ -63,6 +63,7 @@ class Connected:
     embedding: Tensor  # [V, H_d]
     head: Tensor | None  # [V_d, H_d] rows of the target's, None for the drafter's own
     to_target: Tensor  # [V_d] the target id of every draft id
+    vocabulary: Tensor  # [V] which target ids can be drafted, for coverage
     states: tuple[int, ...]  # canonical, in the order of concatenation
     decoder_layer: DecoderLayer
     token: Token
@@ -130,6 +131,7 @@ def connect(checkpoint: DrafterCheckpoint, target: TargetParts, wiring: Wiring) 
         embedding=embedding_of(checkpoint, target, wiring.embedding),
         head=head_of(checkpoint, target, wiring.head, to_target),
         to_target=to_target,
+        vocabulary=checkpoint.vocabulary(to_target),
         states=states,
         decoder_layer=wiring.decoder_layer,
         token=wiring.token,

@@ -204,16 +204,16 @@ class DrafterTest:
         if self.truth not in truths:
             truth_tokens(sample.input_ids, None, self.truth, str(sample.path))  # says what lacks
         ids, aux, mask = sample.input_ids, sample.aux(tied.states), sample.loss_mask
-        t2d = tied.drafter.t2d
         drafted = tied.chains(ids, aux, rows, steps=self.steps)
-        chains = judge_chains(drafted, rows, ids, mask, truths[self.truth], t2d)
+        chains = judge_chains(drafted, rows, ids, mask, truths[self.truth], tied.vocabulary)
         found = count_chains(chains)
         if self.tree:
             topk, draft_tokens = self.tree["topk"], self.tree["draft_tokens"]
             trees = tied.trees(
                 ids, aux, rows, steps=self.steps, topk=topk, draft_tokens=draft_tokens
             )
-            found |= count_trees(judge_trees(trees, rows, ids, mask, truths[self.truth], t2d))
+            truth = truths[self.truth]
+            found |= count_trees(judge_trees(trees, rows, ids, mask, truth, tied.vocabulary))
         counts.paths.append(sample.path)
         counts.chains.append(found)
         counts.truths.append(count_truths(drafted[:, 0], rows, truths))
@@ -299,7 +299,7 @@ class DrafterTest:
 
 def vocabulary_notes(tied: Connected) -> list[str]:
     """Where this case's reading of d2t leads to tokens that t2d says are not drafted."""
-    outside = int((~tied.drafter.t2d[tied.to_target]).sum())
+    outside = int((~tied.vocabulary[tied.to_target]).sum())
     if not outside:
         return []
     return [

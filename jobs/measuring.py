@@ -263,7 +263,7 @@ def tree_of(m: Matter, wiring: Wiring, truth: str) -> tuple[Rate | None, list[st
             text.ids, aux, text.rows, steps=asked.steps, topk=int(topk), draft_tokens=int(tokens)
         )
         truths = text.truths[truth]
-        judged = judge_trees(trees, text.rows, text.ids, text.mask, truths, tied.drafter.t2d)
+        judged = judge_trees(trees, text.rows, text.ids, text.mask, truths, tied.vocabulary)
         found = count_trees(judged)
         name = next(
             (n for n in found if n.startswith("accept_length") and "uniform" not in n), None

@@ -199,7 +199,7 @@ class Scorer:
             for batch in self._batches(new, deeper=True):
                 for i, chains in zip(batch.numbers, self._draft(wiring, batch), strict=True):
                     drafted[i] = chains
-        t2d = self.checkpoint.drafter.t2d
+        t2d = self.checkpoint.vocabulary(self.to_target(wiring.d2t))
         counts = []
         for i in chosen:
             text = self.texts[i]

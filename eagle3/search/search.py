@@ -38,7 +38,7 @@ from eagle3.search.results import Dropped, Ranked, Searched, TeacherScore
 from eagle3.search.score import Scorer
 from eagle3.search.settling import settle
 from eagle3.search.teachers import Teacher
-from eagle3.search.walk import Progress, Walk, named
+from eagle3.search.walk import Pairs, Progress, Walk, named
 from eagle3.wiring import Wiring
 
 __all__ = ["Dropped", "Ranked", "Searched", "TeacherScore", "search"]
@@ -86,7 +86,11 @@ def search(
             continue
         if i:
             walk.say(f"from {named(start, begin)}")
-        ends.append(walk.climb(begin, others=able if i == 0 else (), whole=i == 0))
+        if i == 0:
+            ends.append(walk.climb(begin, others=able, pairs=Pairs.ALL))
+        else:
+            works = any(walk.works(end) for end in ends)
+            ends.append(walk.climb(begin, others=(), pairs=Pairs.NONE if works else Pairs.SUSPECTS))
     best = settle(walk, ends, start)
     teacher, clear = walk.teacher(best, whole=True)
     walk.notes += vocabulary_notes(scorer, start, best)

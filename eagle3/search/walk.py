@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import combinations, product
 from typing import Any
 
@@ -33,7 +34,9 @@ from eagle3.wiring import Head, Wiring
 
 MOST_ROUNDS = 12  # from one start; each takes a change that is clearly better
 FAINT = 0.25  # agreement below which one change more may hide behind another fault
+WORKS = 0.5  # agreement from which a drafter is no broken one
 LOOK_TEXTS = 48  # that say which teacher, and whether a wiring is alive
+MOST_SUSPECTS = 4  # the best values of an axis, of which pairs are tried where the drafter works
 EFFORT = 3  # no round of a race costs more than so many wirings on all texts
 # Less than this is no fault that anybody would look for, however clear enough data makes it: of
 # agreement, and of accept length.
@@ -42,6 +45,14 @@ LEAST_LOSS = 0.01  # nats of cross-entropy, likewise
 MOST_LIKELY = 12  # of those who cannot be told apart, whose cross-entropy is looked at
 MANY_ROUNDS = 100  # of the served walk, below which a teacher's accept length is not asked about
 Progress = Callable[[int, int], None]
+
+
+class Pairs(Enum):
+    """Which pairs of changes a climb tries where no single one is clearly better."""
+
+    NONE = "none"  # another start has led to a drafter that works
+    SUSPECTS = "suspects"  # of single changes that are close to the best
+    ALL = "all"  # where the drafter is faint, too: of all, then three changes
 
 
 @dataclass(frozen=True)
@@ -167,17 +178,22 @@ class Walk:
             return False
         return is_earned(self.scorer, wiring, teacher.name, self.look)
 
-    def climb(self, start: Wiring, *, others: Sequence[Wiring], whole: bool) -> Wiring:
+    def works(self, wiring: Wiring) -> bool:
+        """Whether the first step is right as often as that of a drafter that is not broken."""
+        teacher, _ = self.teacher(wiring)
+        return accuracy_of(self.scorer, wiring, teacher.name, self.look) >= WORKS
+
+    def climb(self, start: Wiring, *, others: Sequence[Wiring], pairs: Pairs) -> Wiring:
         """From a start to where no change and no pair of changes is clearly better.
 
-        `others` are starts that are raced along; without `whole`, pairs are only tried of suspects.
+        `others` are starts that are raced along.
         """
         here, path = start, [start]
         self.paths.append(path)
         for turn in range(MOST_ROUNDS):
             teacher, _ = self.teacher(here)
-            taken = self.step(here, teacher, others if turn == 0 else (), whole=whole)
-            if taken is None and whole and not self.alive(here, teacher):
+            taken = self.step(here, teacher, others if turn == 0 else (), tried=pairs)
+            if taken is None and pairs is Pairs.ALL and not self.alive(here, teacher):
                 taken = self.revived(here, teacher)
             if taken is None:
                 break
@@ -188,22 +204,23 @@ class Walk:
         return self.late_step(here)
 
     def step(
-        self, here: Wiring, teacher: Teacher, others: Sequence[Wiring], *, whole: bool
+        self, here: Wiring, teacher: Teacher, others: Sequence[Wiring], *, tried: Pairs
     ) -> Wiring | None:
         """One round over single changes, then over pairs; what is taken, or None."""
         singles = self.singles(here)
         lone = [change for (change,) in singles.values()]
         contestants = {**singles, **{w: () for w in others if w != here}}
         faint = accuracy_of(self.scorer, here, teacher.name, self.look) < FAINT
-        if faint and whole:
+        every = faint and tried is Pairs.ALL
+        if every:
             contestants |= self.pairs(here, lone)
         taken, race_ = self.take(here, contestants, teacher)
-        if taken is not None or (faint and whole):
+        if taken is not None or every or tried is Pairs.NONE:
             return taken
-        close = {here, *race_.left, *(out.wiring for out in race_.late)}
-        suspects = [
-            change for w, (change,) in singles.items() if w in close and self.shows(w, here)
-        ]
+        close = [w for w in (*race_.left, *(out.wiring for out in race_.late)) if w in singles]
+        suspects = [change for w in close if self.shows(w, here) for change in singles[w]]
+        if self.works(here):
+            suspects = first_of_each(suspects, MOST_SUSPECTS)
         pairs = {w: made for w, made in self.pairs(here, suspects).items() if w not in singles}
         return self.take(here, pairs, teacher)[0] if pairs else None
 
@@ -397,3 +414,13 @@ def named(start: Wiring | None, wiring: Wiring) -> str:
 def said(gain: Difference) -> str:
     """A difference with its interval."""
     return f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
+
+
+def first_of_each(suspects: Iterable[Change], most: int) -> list[Change]:
+    """Of each part of the wiring the first few changes, in the order in which they come."""
+    kept: dict[str, list[Change]] = {}
+    for change in suspects:
+        of_axis = kept.setdefault(change.name, [])
+        if len(of_axis) < most:
+            of_axis.append(change)
+    return [change for of_axis in kept.values() for change in of_axis]

@@ -438,3 +438,17 @@ def test_every_switch_has_a_test_of_where_it_goes() -> None:
         for name in change
     }
     assert set(SWITCHES) - in_shape == {"d2t", "decoder_layer", "embedding", "head", "token"}
+
+
+def test_the_vocabulary_is_what_the_reading_names_where_no_t2d_says(tmp_path: Path) -> None:
+    target = target_of(tmp_path / "target", SHAPE.target_hidden)
+    own = checkpoint_of(random_drafter(0, SHAPE), torch.ones(SHAPE.vocab, SHAPE.hidden))
+    derived = replace(own, own_t2d=False)
+    for d2t in (D2T.offset, D2T.identity):
+        wiring = Wiring.of_states((0, 2, 5), d2t=d2t, embedding=Embedding.own)
+        assert torch.equal(connect(own, target, wiring).vocabulary, own.drafter.t2d)
+        tied = connect(derived, target, wiring)
+        named = torch.arange(SHAPE.draft_vocab)
+        if d2t is D2T.offset:
+            named = named + own.drafter.d2t
+        assert tied.vocabulary.nonzero().flatten().tolist() == sorted(named.tolist())
