@@ -11,7 +11,6 @@ from bench.planted.block import biased_values
 from bench.planted.draft import Draft, Engine
 from bench.planted.drafters import fitting
 from bench.planted.kinds import (
-    HELD_OUT,
     TUNING,
     Alike,
     attention,
@@ -163,7 +162,7 @@ ALIKE: tuple[Alike, ...] = (
     Alike(
         name="chunks_with_ids",
         how="fc's chunks, ids and slots in one other order; no engine is named",
-        use=HELD_OUT,
+        use=TUNING,
         plant=chunks_with_ids,
         engines=lambda _: (None,),
         why_not=of_nested,
@@ -177,7 +176,7 @@ ALIKE: tuple[Alike, ...] = (
     Alike(
         name="heads_together",
         how="attention heads in reverse order, all four projections alike",
-        use=HELD_OUT,
+        use=TUNING,
         plant=heads_together,
     ),
     Alike(
@@ -189,14 +188,14 @@ ALIKE: tuple[Alike, ...] = (
     Alike(
         name="hidden_scaled",
         how="hidden_norm scaled by powers of two, the columns behind it by their inverse",
-        use=HELD_OUT,
+        use=TUNING,
         plant=hidden_scaled,
         why_not=of_raw_residual,
     ),
     Alike(
         name="biases_undone",
         how="biases of v that o's undo, and an engine that reads both",
-        use=HELD_OUT,
+        use=TUNING,
         plant=biases_undone,
         engines=reading,
     ),
@@ -223,7 +222,7 @@ ALIKE: tuple[Alike, ...] = (
     Alike(
         name="renamed",
         how="the first layer called layers.0 in a flat config",
-        use=HELD_OUT,
+        use=TUNING,
         plant=renamed,
         why_not=of_flat,
     ),

@@ -12,10 +12,10 @@ from bench.planted.draft import SGLANG, Draft
 from bench.planted.drafters import fitting, target_embedding
 from bench.planted.kinds import (
     BRINGS,
-    HELD_OUT,
     READS,
     TUNING,
     Kind,
+    Plant,
     attention,
     chunks,
     generator,
@@ -83,13 +83,17 @@ def doubled(draft: Draft, rng: random.Random) -> None:
     draft.change(second, lambda w: w * size / weight)
 
 
-def in_pairs(draft: Draft, _: random.Random) -> None:
-    """q and k as an interleaved rotation wants their rows."""
-    d = int(draft.block["head_dim"])
-    order = torch.arange(d).view(2, d // 2).T.flatten()
-    for layer in range(draft.num_layers):
-        for name in attention("q", "k", layer=layer):
-            draft.change(name, lambda w: w.unflatten(0, (-1, d))[:, order].flatten(0, 1))
+def in_pairs(*parts: str) -> Plant:
+    """These projections (q, k) as an interleaved rotation wants their rows."""
+
+    def plant(draft: Draft, _: random.Random) -> None:
+        d = int(draft.block["head_dim"])
+        order = torch.arange(d).view(2, d // 2).T.flatten()
+        for layer in range(draft.num_layers):
+            for name in attention(*parts, layer=layer):
+                draft.change(name, lambda w: w.unflatten(0, (-1, d))[:, order].flatten(0, 1))
+
+    return plant
 
 
 def biased_values(draft: Draft, rng: random.Random, *, undone: bool) -> None:
@@ -220,7 +224,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("fc", "ids"),
         accepted=("order",),
         how="the last two chunks of fc's columns are exchanged",
-        use=HELD_OUT,
+        use=TUNING,
         plant=last_two,
     ),
     Kind(
@@ -236,7 +240,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("vocabulary",),
         accepted=("d2t",),
         how="d2t is stored as absolute ids, and there is no t2d",
-        use=HELD_OUT,
+        use=TUNING,
         plant=absolute_alone,
     ),
     Kind(
@@ -244,7 +248,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("vocabulary",),
         accepted=("d2t",),
         how="d2t holds zeros, as where a buffer was never loaded; t2d is whole",
-        use=HELD_OUT,
+        use=TUNING,
         plant=zeros,
     ),
     Kind(
@@ -268,7 +272,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("columns",),
         accepted=("input-norms",),
         how="hidden_norm undoes what input_layernorm does to the hidden state: as ModelOpt 0.47 trains",
-        use=HELD_OUT,
+        use=TUNING,
         plant=doubled,
         why_not=raw_residual,
     ),
@@ -278,7 +282,7 @@ KINDS: tuple[Kind, ...] = (
         accepted=("rotation",),
         how="the rows of q and k are stored in pairs, as an interleaved rotation wants them",
         use=TUNING,
-        plant=in_pairs,
+        plant=in_pairs("q", "k"),
     ),
     Kind(
         name="biases/dropped",
@@ -295,7 +299,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("rows",),
         accepted=("biases",),
         how="attention_bias and biases of q, k and v that were not trained with",
-        use=HELD_OUT,
+        use=TUNING,
         shows=READS,
         plant=biases_of_another,
     ),
@@ -304,7 +308,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("rows",),
         accepted=("qk-norm",),
         how="q_norm and k_norm of ones and a Qwen3 layer, trained without them",
-        use=HELD_OUT,
+        use=TUNING,
         shows=READS,
         plant=qk_norms,
     ),
@@ -323,7 +327,7 @@ KINDS: tuple[Kind, ...] = (
         accepted=("embedding",),
         how="a trained embedding of its own (columns in another order, undone behind them), and SGLang, "
         "which puts the target's in its place",
-        use=HELD_OUT,
+        use=TUNING,
         shows=BRINGS,
         plant=table_replaced,
         why_not=one_layer,
@@ -342,7 +346,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("vocabulary",),
         accepted=("head",),
         how="lm_head.weight is random, as where the key was not found",
-        use=HELD_OUT,
+        use=TUNING,
         plant=random_head,
         why_not=copied_head,
     ),
@@ -361,7 +365,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("fc",),
         accepted=("fc-input",),
         how="fc_norm with norms of ones, trained without",
-        use=HELD_OUT,
+        use=TUNING,
         shows=READS,
         plant=fc_norms_of_ones,
         why_not=bare_fc,
@@ -371,7 +375,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("fc",),
         accepted=("fc-input",),
         how="fc_norm's tensors and key are lost; fc was trained behind them",
-        use=HELD_OUT,
+        use=TUNING,
         plant=fc_norms_lost,
         why_not=has_fc_norm,
     ),

@@ -6,7 +6,17 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.planted import alike, block, outside, settings, stored
+from bench.planted import (
+    alike,
+    block,
+    exports,
+    handovers,
+    harmless,
+    outside,
+    settings,
+    stored,
+    wreckage,
+)
 from bench.planted.draft import Draft, Engine
 from bench.planted.drafters import (
     DRAFTERS,
@@ -24,10 +34,17 @@ from bench.planted.kinds import TUNING as FOR_TUNING
 SINGLE, PAIR, SOUND, OUTSIDE = "single", "pair", "sound", "outside"
 GROUPS = (SINGLE, PAIR, SOUND, OUTSIDE)
 KINDS: dict[str, Kind] = {
-    kind.name: kind for kind in (*block.KINDS, *settings.KINDS, *stored.KINDS)
+    kind.name: kind
+    for kind in (
+        *block.KINDS,
+        *settings.KINDS,
+        *stored.KINDS,
+        *exports.KINDS,
+        *handovers.KINDS,
+    )
 }
-OUTSIDE_KINDS: dict[str, Kind] = {kind.name: kind for kind in outside.KINDS}
-ALIKE: dict[str, Alike] = {each.name: each for each in alike.ALIKE}
+OUTSIDE_KINDS: dict[str, Kind] = {kind.name: kind for kind in (*outside.KINDS, *wreckage.KINDS)}
+ALIKE: dict[str, Alike] = {each.name: each for each in (*alike.ALIKE, *harmless.ALIKE)}
 PAIRS, CONTROLS = 30, 150
 OUTSIDE_SHARE = 5  # one case in so many is outside
 TEXTS = 90  # that every target has written

@@ -20,7 +20,13 @@ from bench.planted.lab import Laboratory, num_layers
 
 STEPS = 4  # that are drafted
 # What a diagnosis may vary: everything, as the command asks.
-AXES = {"fixed": [], "only": {}, "states": None, "more_states": [], "neighbours": True}
+AXES: dict[str, Any] = {
+    "fixed": [],
+    "only": {},
+    "states": None,
+    "more_states": [],
+    "neighbours": True,
+}
 FIRST = "midlayer."
 KEY = "eagle_aux_hidden_state_layer_ids"
 LAYER = "transformer_layer_config"

@@ -136,3 +136,13 @@ def own_table(draft: Draft, rng: random.Random) -> None:
     draft.change(draft.first("input_layernorm"), lambda w: w[order])
     for name in attention("q", "k", "v"):
         draft.change(name, lambda w: torch.cat([w[:, :width][:, order], w[:, width:]], 1))
+
+
+def lean_on_norm(draft: Draft, rng: random.Random) -> None:
+    """Give the second layer's norm uneven weights that its projections make up for, so that nothing
+    changes until the norm is lost.
+    """
+    power = 2.0 ** torch.randint(-2, 3, (draft.width,), generator=generator(rng))
+    draft.change("layers.1.input_layernorm.weight", lambda w: w * power)
+    for name in attention("q", "k", "v", layer=1):
+        draft.change(name, lambda w: w / power)

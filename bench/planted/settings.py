@@ -17,12 +17,12 @@ from bench.planted.draft import (
 from bench.planted.kinds import (
     ALONE,
     BRINGS,
-    HELD_OUT,
     READS,
     TUNING,
     Kind,
     Plant,
     flat_only,
+    lean_on_norm,
     nested_only,
     one_layer,
     only,
@@ -209,8 +209,9 @@ def small_window(draft: Draft, _: random.Random) -> None:
     )
 
 
-def two_layers_in_sglang(draft: Draft, _: random.Random) -> None:
-    """A name that the engine does not look for."""
+def two_layers_in_sglang(draft: Draft, rng: random.Random) -> None:
+    """A name that the engine does not look for, of a norm that matters."""
+    lean_on_norm(draft, rng)
     draft.serve(SGLANG)
 
 
@@ -258,7 +259,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("ids",),
         accepted=("states",),
         how="SpecForge's ids, outputs of layers, in vLLM, which reads inputs",
-        use=HELD_OUT,
+        use=TUNING,
         shows=BRINGS,
         plant=behind(VLLM, moved(-1)),
         why_not=of_deep,
@@ -268,7 +269,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("ids",),
         accepted=("states",),
         how="ids as SGLang 0.5.13 reads them for Kimi-K2.5, and 0.5.12, which adds one to each",
-        use=HELD_OUT,
+        use=TUNING,
         shows=BRINGS,
         plant=behind(SGLANG_KIMI_OLD, moved(0)),
         why_not=one_layer,
@@ -288,7 +289,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("ids",),
         accepted=("states",),
         how="ids at the top level, where SGLang does not look: it takes its default states",
-        use=HELD_OUT,
+        use=TUNING,
         shows=BRINGS,
         plant=behind(SGLANG, moved(-1), "top"),
         why_not=lambda draft: of_first_two(draft) or one_layer(draft),
@@ -298,7 +299,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("ids",),
         accepted=("states",),
         how="ids that the server is given in the place of config.json's, two too high",
-        use=HELD_OUT,
+        use=TUNING,
         shows=BRINGS,
         plant=asked,
         why_not=states_matter,
@@ -309,7 +310,7 @@ KINDS: tuple[Kind, ...] = (
         accepted=("states",),
         how="ids in config.json two higher than trained, in the convention of its speculators_version; "
         "no engine is named",
-        use=HELD_OUT,
+        use=TUNING,
         shows=ALONE,
         plant=ids_contradict,
         why_not=nested_and_matter,
@@ -328,7 +329,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("residual",),
         accepted=("residual",),
         how="SGLang, which has no norm_before_residual",
-        use=HELD_OUT,
+        use=TUNING,
         shows=BRINGS,
         plant=residual_ignored,
         why_not=normed_in_sglang,
@@ -338,7 +339,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("residual",),
         accepted=("residual",),
         how="norm_before_residual is taken out of a flat config.json: vLLM takes false",
-        use=HELD_OUT,
+        use=TUNING,
         shows=BRINGS,
         plant=residual_not_stated,
         why_not=lambda draft: flat_only(draft) or has_normed_residual(draft),
@@ -349,7 +350,7 @@ KINDS: tuple[Kind, ...] = (
         accepted=("residual",),
         how="norm_before_residual is taken out of a nested config.json, where speculators' config class "
         "takes false; no engine is named",
-        use=HELD_OUT,
+        use=TUNING,
         shows=ALONE,
         plant=residual_not_stated,
         why_not=lambda draft: nested_only(draft) or has_normed_residual(draft),
@@ -370,7 +371,7 @@ KINDS: tuple[Kind, ...] = (
         accepted=("feedback",),
         how="norm_output as SpecForge writes it for the norm in front of the head; engines read it as "
         "what the next step is fed",
-        use=HELD_OUT,
+        use=TUNING,
         shows=BRINGS,
         plant=feedback_trap,
         why_not=no_feedback_norm,
@@ -390,7 +391,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("rope",),
         accepted=("rope",),
         how="rope_theta is 5000000, trained with 10000",
-        use=HELD_OUT,
+        use=TUNING,
         shows=READS,
         plant=theta_written_over,
     ),
@@ -418,7 +419,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("rope",),
         accepted=("rope",),
         how="yarn with mscale, which SGLang 0.5.9 does not read",
-        use=HELD_OUT,
+        use=TUNING,
         shows=BRINGS,
         plant=mscale_dropped,
         why_not=one_layer,
@@ -428,7 +429,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("window",),
         accepted=("window",),
         how="a sliding window of 12 tokens in config.json, trained over the whole text",
-        use=HELD_OUT,
+        use=TUNING,
         shows=READS,
         plant=small_window,
         why_not=nested_only,
@@ -438,7 +439,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("deeper",),
         accepted=("deeper-norm",),
         how="SGLang, which looks for layers.1.hidden_norm, and the file holds layers.1.input_layernorm",
-        use=HELD_OUT,
+        use=TUNING,
         shows=BRINGS,
         plant=two_layers_in_sglang,
         why_not=of_two_layers,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from bench.planted.draft import STEPS, Draft
 from bench.planted.drafters import fitting
 from bench.planted.dumps import Stored
-from bench.planted.kinds import ALONE, ANY, BRINGS, HELD_OUT, TUNING, Kind, Plant, only
+from bench.planted.kinds import ALONE, ANY, BRINGS, TUNING, Kind, Plant, only
 
 
 def stored_as(draft: Draft, slots: tuple[int, ...]) -> None:
@@ -60,8 +60,6 @@ def goes_on(draft: Draft, _: random.Random) -> None:
     draft.target = "goes_on"
     layout = "pt_shards" if draft.dump.layout == "specforge" else draft.dump.layout
     draft.dump = replace(draft.dump, texts="goes_on", layout=layout)
-    if draft.engine is not None:
-        draft.serve(draft.engine)
 
 
 def of_second(draft: Draft) -> str | None:
@@ -75,19 +73,22 @@ def of_others(draft: Draft) -> str | None:
 
 
 def vocabulary_cut(to: int) -> Plant:
-    """A draft vocabulary of fewer tokens, those that are seldom in the domain kept."""
+    """A draft vocabulary of fewer tokens, drawn at random."""
+    return lambda draft, rng: kept_only(
+        draft, sorted(rng.sample(range(len(draft.tensors["d2t"])), to))
+    )
 
-    def plant(draft: Draft, rng: random.Random) -> None:
-        ids = torch.arange(len(draft.tensors["d2t"])) + draft.tensors["d2t"]
-        kept = torch.tensor(sorted(rng.sample(range(len(ids)), to)))
-        draft.config["draft_vocab_size"] = to
-        draft.tensors["lm_head.weight"] = draft.tensors["lm_head.weight"][kept]
-        draft.tensors["d2t"] = ids[kept] - torch.arange(to)
-        draft.tensors["t2d"] = torch.zeros_like(draft.tensors["t2d"])
-        draft.tensors["t2d"][ids[kept]] = True
-        draft.trained_accuracy = None  # a trainer of such a vocabulary would say less
 
-    return plant
+def kept_only(draft: Draft, places: Sequence[int]) -> None:
+    """A draft vocabulary of these draft ids alone; head and both tables agree."""
+    ids = torch.arange(len(draft.tensors["d2t"])) + draft.tensors["d2t"]
+    kept = torch.tensor(list(places))
+    draft.config["draft_vocab_size"] = len(kept)
+    draft.tensors["lm_head.weight"] = draft.tensors["lm_head.weight"][kept]
+    draft.tensors["d2t"] = ids[kept] - torch.arange(len(kept))
+    draft.tensors["t2d"] = torch.zeros_like(draft.tensors["t2d"])
+    draft.tensors["t2d"][ids[kept]] = True
+    draft.trained_accuracy = None  # a trainer of such a vocabulary would say less
 
 
 def engine_says(figure: Callable[[float], float], which: int) -> Plant:
@@ -129,7 +130,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("ids", "slots", "fc"),
         accepted=("slots",),
         how="each aux slot holds the state one higher than capture.json says",
-        use=HELD_OUT,
+        use=TUNING,
         shows=ALONE,
         plant=slots_higher,
     ),
@@ -156,7 +157,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("slots", "ids"),
         accepted=("token", "slots"),
         how="row t of every slot holds the state of position t - 1",
-        use=HELD_OUT,
+        use=TUNING,
         shows=ALONE,
         plant=rolled(1),
     ),
@@ -175,7 +176,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("slots", "target"),
         accepted=("teacher",),
         how="the target has two more layers behind the state whose words were learnt",
-        use=HELD_OUT,
+        use=TUNING,
         shows=ANY,
         plant=goes_on,
         why_not=of_others,
@@ -194,7 +195,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("vocabulary",),
         accepted=("coverage",),
         how="the draft vocabulary keeps 360 tokens at random, consistently",
-        use=HELD_OUT,
+        use=TUNING,
         shows=ANY,
         plant=vocabulary_cut(360),
     ),
@@ -202,7 +203,7 @@ KINDS: tuple[Kind, ...] = (
         name="under-trained/early",
         accepted=("under-trained",),
         how="an early checkpoint of the third drafter's training",
-        use=HELD_OUT,
+        use=TUNING,
         shows=ANY,
         plant=nothing,
         why_not=of_early,
@@ -219,7 +220,7 @@ KINDS: tuple[Kind, ...] = (
         name="engine-state/quarter_lost",
         accepted=("engine-state",),
         how="the engine was measured at 1 + three quarters of what the drafter gains alone",
-        use=HELD_OUT,
+        use=TUNING,
         shows=BRINGS,
         plant=engine_says(lambda alone: 1 + 0.75 * (alone - 1), 1),
     ),
