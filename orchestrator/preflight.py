@@ -173,11 +173,11 @@ def check_paths(inputs: Mapping[str, Input], found: Found) -> Iterator[Check]:
         there = found.paths[given.path]
         if given.made:
             ok = not there["exists"]
-            said = f"{there['path']} exists already; name a new folder or remove it"
+            said = f"{role}={there['path']} exists already; name a new folder or remove it"
         else:
             ok = there["exists"] and there["readable"]
             why = "cannot be read by this user" if there["exists"] else "does not exist there"
-            said = f"{there['path']} {why}; name it by its path on the host"
+            said = f"{role}={there['path']} {why}; name it by its path on the host"
         yield Check(what=role, ok=ok, said=str(there["path"]) if ok else said)
 
 

@@ -265,7 +265,10 @@ class Show:
                 interval = f"{figure(m, 'low')} to {figure(m, 'high')}" if "low" in m else ""
                 counts = f"{m['numerator']}/{m['denominator']}" if "numerator" in m else ""
                 cells = (figure(m, "value"), interval, counts, m.get("truth") or "")
-                table.add_row(escape(LABELS.get(name, name)), *cells[: len(columns) - 1])
+                label = LABELS.get(name, name)
+                if diagnosis and diagnosis.get("served") is None:
+                    label = label.replace("as served", "as declared")  # no engine was named
+                table.add_row(escape(label), *cells[: len(columns) - 1])
             self.console.print(table)
             for name, points in (result.get("curves") or {}).items():
                 if name.startswith(TRAINERS):

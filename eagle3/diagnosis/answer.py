@@ -90,6 +90,8 @@ class Diagnosis:
     notes: tuple[str, ...]
     # Differences that these texts settle neither way; the first of `undecided`.
     doubts: tuple[str, ...] = ()
+    # The engine's own accept length where it is not compared with the predicted one, and why.
+    engine_figure: str | None = None
     # Accept length as served with the states alone mended, by the kind that this is.
     states_alone: tuple[str, Rate] | None = None
     # What comes before all other fixes: a copy of config.json in a layout that the engine loads.
@@ -118,6 +120,7 @@ class Diagnosis:
             "confidence": self.confidence,
             "undecided": list(self.undecided),
             "doubts": list(self.doubts),
+            "engine_figure": self.engine_figure,
             "elsewhere": [fix_plain(fix) for fix in self.elsewhere],
             "findings": [{**asdict(f), "fix": list(f.fix)} for f in self.findings],
             "notes": list(self.notes),

@@ -28,12 +28,12 @@ EVEN = "lower at every step alike"
 FLAT = "as trained at every step"
 
 MEANS = {
-    DEAD: "nothing is accepted at any step: the token map, the alignment or the whole block",
+    DEAD: "nothing is accepted at any step: states, token map, alignment or the whole block",
     FEATURES: "the first step is hit and the deeper ones less: what the target feeds in",
     DEEPER: "the first step is spared and the deeper ones are hit: feedback or draft positions",
     COLLAPSE: "the first step holds and the second does not: weights, or what is fed back",
     EVEN: "every step loses alike: norms, rotary embedding, tables, or training",
-    FLAT: "served as it was trained: no wiring, but training, data or vocabulary",
+    FLAT: "the wiring costs nothing; what is missing lies with training, data or vocabulary",
 }
 # What a fault of a kind may look like; kinds that may look like anything are left out.
 EXPECTED: Mapping[str, tuple[str, ...]] = {

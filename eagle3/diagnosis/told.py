@@ -47,16 +47,34 @@ def first_lines(d: Diagnosis) -> list[str]:
     if not d.causes:
         head = wrapped(d.headline, lines=3)
         signature = wrapped(f"signature: {d.signature}", lines=2)
-        return [*head, expected(d), *signature, short(f"confidence: {d.confidence}", WIDTH)]
+        sure = short(f"confidence: {d.confidence}", WIDTH)
+        return [*head, *before_all(d), expected(d), *own_figure(d, lines=2), *signature, sure]
     lines: list[str] = []
     for room in ROOMS:
         lines = within(d, room)
         if len(lines) <= LINES:
             break
+    place = next(i for i, line in enumerate(lines) if line.startswith("expected"))
     if d.doubts and len(lines) < LINES:
-        place = next(i for i, line in enumerate(lines) if line.startswith("expected"))
         lines.insert(place, short(f"open: {d.doubts[0]}", WIDTH))
+        place += 1
+    lines[place + 1 : place + 1] = own_figure(d, lines=LINES - len(lines))
     return lines
+
+
+def before_all(d: Diagnosis) -> list[str]:
+    """What has to be done before any other fix is written."""
+    if d.before is None:
+        return []
+    why = f" ({d.before.note})" if d.before.note else ""
+    return [short(f"before all fixes: {d.before.lines[0]}{why}", WIDTH)]
+
+
+def own_figure(d: Diagnosis, *, lines: int) -> list[str]:
+    """What the engine measured itself, where it is not compared; as far as there is room."""
+    if d.engine_figure is None or lines < 1:
+        return []
+    return wrapped(d.engine_figure, lines=min(lines, 2), indent="   ")
 
 
 def within(d: Diagnosis, room: Room) -> list[str]:
@@ -67,7 +85,7 @@ def within(d: Diagnosis, room: Room) -> list[str]:
     if left := d.causes[SHOWN:]:
         rest = ", ".join(cause.kind for cause in left)
         lines.append(short(f"and {len(left)} more below: {rest}", WIDTH))
-    lines.append(expected(d))
+    lines += [*before_all(d), expected(d)]
     if room.ladder:
         lines += [
             line for text in steps(d) for line in wrapped(text, lines=room.ladder, indent="   ")

@@ -28,11 +28,12 @@ from eagle3.diagnosis.answer import (
     Cause,
     Diagnosis,
 )
-from eagle3.diagnosis.behind_engine import engine_causes
+from eagle3.diagnosis.behind_engine import comparable, engine_causes
 from eagle3.diagnosis.causes import by_cost, mended_causes, mended_config, wiring_causes
+from eagle3.diagnosis.contradicted import contradictions
 from eagle3.diagnosis.evidence import Evidence, SlotSeen
 from eagle3.diagnosis.fixes import elsewhere, flat_copy
-from eagle3.diagnosis.kinds import ORDER, STATES, WIRING
+from eagle3.diagnosis.kinds import STATES, WIRING
 from eagle3.diagnosis.open_questions import FEW, ahead, doubts, texts_of, undecided
 from eagle3.diagnosis.signatures import signature_of
 from eagle3.diagnosis.words import joined, truth_words, value_words
@@ -56,7 +57,7 @@ def diagnose(e: Evidence) -> Diagnosis:
     """The diagnosis that the evidence gives."""
     concluded = conclude(e)
     shown = e.as_served or e.trained
-    wrong_states = any(c.kind in (STATES, ORDER) for c in concluded.causes)
+    refuted = contradictions(e, (*e.inspected.findings, *e.doctor))
     return Diagnosis(
         verdict=concluded.verdict,
         headline=headline(e, concluded),
@@ -79,11 +80,18 @@ def diagnose(e: Evidence) -> Diagnosis:
             num_layers=e.num_layers,
             target_classes=e.target_classes,
         ),
-        findings=relevant(e, states_wrong=wrong_states),
+        findings=relevant(e),
+        engine_figure=engine_figure(e),
         states_alone=None
         if e.states_alone is None
         else (e.states_alone[0], e.states_alone[1].accept_length),
-        notes=(*concluded.notes, *e.inspected.notes, *e.searched.notes, *e.notes),
+        notes=(
+            *concluded.notes,
+            *refuted.values(),
+            *e.inspected.notes,
+            *e.searched.notes,
+            *e.notes,
+        ),
         before=flat_copy(e.config, form=e.form, asked=e.asked),
         config=mended_config(e, [cause.kind for cause in concluded.causes]),
     )
@@ -168,6 +176,14 @@ def unfound(slot: SlotSeen) -> bool:
     return slot.verdict == "contradicted" and not slot.found
 
 
+def engine_figure(e: Evidence) -> str | None:
+    """The engine's own accept length where it cannot be set beside the predicted one, and why."""
+    why = comparable(e)
+    if e.engine_accept_length is None or why is None:
+        return None
+    return f"the engine's own {e.engine_accept_length:.2f} is not compared: {why}"
+
+
 def symptom(cause: Cause) -> str:
     """A difference that is not believed to be the cause, since it leaves a drafter that is broken."""
     gain = ""
@@ -242,17 +258,17 @@ def confidence(e: Evidence, concluded: Concluded) -> str:
     return f"{level}: {'; '.join(reasons)}"
 
 
-def relevant(e: Evidence, *, states_wrong: bool) -> tuple[Finding, ...]:
-    """Doctor's and the inspection's findings, each name once at a place, notes left out."""
-    is_sound = beyond.is_target(e, e.searched.teacher)
+def relevant(e: Evidence) -> tuple[Finding, ...]:
+    """Doctor's and the inspection's findings, each name once at a place; notes are left out, and what
+    was measured to be otherwise.
+    """
+    refuted = contradictions(e, (*e.inspected.findings, *e.doctor))
     seen: set[tuple[str, str]] = set()
     kept = []
     for finding in ordered((*e.inspected.findings, *e.doctor)):
         key = (finding.name, finding.what)
-        if key in seen or finding.severity == "note":
+        if key in seen or finding.severity == "note" or finding.name in refuted:
             continue
-        if states_wrong and finding.name == "wrong-teacher" and is_sound:
-            continue  # the drafter was not trained on that slot
         seen.add(key)
         kept.append(finding)
     return tuple(kept)

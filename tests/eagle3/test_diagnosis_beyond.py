@@ -276,6 +276,9 @@ def test_figures_of_other_chains_are_not_compared():
         d = diagnose(measured(1.2, flags))
         assert d.causes == ()
         assert any("job.steps=3" in line for line in d.undecided), flags
+        # Whoever gave the figure sees at once that it decided nothing, and why.
+        lines = d.first_lines()
+        assert any("own 1.20 is not compared: the engine drafts 3 steps" in line for line in lines)
 
 
 def test_without_the_engine_s_steps_only_what_no_steps_explain_is_a_cause():

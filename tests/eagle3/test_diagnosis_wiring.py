@@ -183,7 +183,9 @@ def test_a_layout_that_the_engine_does_not_load_is_copied_before_all_other_fixes
     stopped = served(None, problems=["config.json is in speculators' layout"])
     told = diagnose(evidence(trained, form=found, config=config, served=stopped))
     text = told.markdown()
-    assert text.count("the flat layout") == 1
+    first, whole = text.split("\n# ")
+    assert first.count("the flat layout") == whole.count("the flat layout") == 1
+    assert sum(line.startswith("before all fixes: copy") for line in told.first_lines()) == 1
     assert text.index("## Before all other fixes") < text.index("## 1.")
     assert told.config is not None
     assert "transformer_layer_config" not in told.config
