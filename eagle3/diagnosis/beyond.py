@@ -24,8 +24,7 @@ DECENT = 0.5  # accuracy below which a drafter whose parts all work counts as un
 # A part without which less than this share of the accuracy is lost does no work, unless the
 # cross-entropy shows some.
 USELESS = 0.15
-HARM = 0.05  # a part without which this share of the accuracy is gained does harm,
-HARM_LOSS = 0.005  # or by which the cross-entropy is this much higher, in nats
+HARM = 0.05  # a part without which this share of the accuracy is gained does harm
 BESIDE_BIGRAM = 1.25  # a drafter below this many times a table of token pairs is dead
 LOW_COVERAGE = 0.85  # below this the vocabulary is a cause, not a note
 REACHED = 0.75  # of the training log's accuracy: on other texts a sound drafter reaches this much
@@ -119,15 +118,14 @@ def idle(parts: Sequence[Part], accuracy: float) -> Iterator[Part]:
     """
     for part in parts:
         does_none = part.share < USELESS and part.worth.high < USELESS * accuracy
-        surely = part.loss is not None and part.loss.low > 0
-        if harms(part) or (not part.single and does_none and not surely):
+        some = part.loss is not None and part.loss.low > 0
+        if harms(part) or (not part.single and does_none and not some):
             yield part
 
 
 def harms(part: Part) -> bool:
-    """Whether the drafter is clearly better without a part, in what it chooses or in how surely."""
-    surer = part.loss is not None and part.loss.high < 0 and part.loss.value <= -HARM_LOSS
-    return surer or (part.worth.high < 0 and part.share <= -HARM)
+    """Whether the drafter is clearly better without a part."""
+    return part.worth.high < 0 and part.share <= -HARM
 
 
 def unverified(e: Evidence) -> str | None:

@@ -183,17 +183,6 @@ def test_cross_entropy_tells_a_part_that_works_a_little_from_one_that_does_not()
         assert kinds(evidence(early, health=health)) == wanted, loss
 
 
-def test_a_chunk_harms_where_cross_entropy_says_so_though_as_much_is_right():
-    good = scored(T, GOOD)
-    works, chunk = (
-        part("the attention", 0.9, of=good),
-        part(chunk_name(1), 0.0, of=good, single=True),
-    )
-    for loss, wanted in ((0.0, []), (-0.001, []), (-0.05, ["unknown"])):
-        health = Health(bigram=0.18, parts=(works, lossy(chunk, loss)))
-        assert kinds(evidence(good, health=health)) == wanted, loss
-
-
 def test_states_of_which_nothing_is_made_are_not_what_was_trained():
     """One chunk is damaged: the search finds the state that does the least harm there."""
     trained = scored(T, (0.35, 0.4, 0.4, 0.4))
