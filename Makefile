@@ -24,7 +24,7 @@ run: setup
 test: setup
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n auto --maxprocesses 8 --no-loadscope-reorder -m 'not ssh and not runs and not peers'
 
-# Whole commands that answer, fail, die, detach and are taken up again, and what trains.
+# Whole commands that answer, fail, die, detach and are taken up again, what trains, and long searches.
 test-runs: setup
 	$(RUN) -m pytest -q -m runs
 

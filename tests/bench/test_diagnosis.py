@@ -186,6 +186,7 @@ def file_bytes(made: Draft, folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(folder.iterdir())]
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(("kind", "drafter", "layout"), every(OUTSIDE_KINDS, 1))
 def test_damage_outside_what_is_known_is_damage(
     kind: Kind, drafter: str, layout: str, counted: Score
@@ -195,6 +196,7 @@ def test_damage_outside_what_is_known_is_damage(
     assert accept_length(counted(broken)) < accept_length(counted(draft(drafter, layout))) - 0.3
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("kind", "drafter", "layout"), every({kind.name: kind for kind in WRECKAGE})[::2]
 )
@@ -214,6 +216,7 @@ PLAIN = {
 }
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(("kind", "drafter", "layout"), every(PLAIN, 1))
 def test_a_fault_costs_something(kind: Kind, drafter: str, layout: str, counted: Score) -> None:
     broken = draft(drafter, layout)

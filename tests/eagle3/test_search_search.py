@@ -254,6 +254,7 @@ def test_wrong_states_are_found_from_the_served_ones(world: World) -> None:
     assert any("took states=0,3,31" in said for said in found.rounds)
 
 
+@pytest.mark.runs
 def test_a_state_that_was_made_gives_way_to_a_stored_one_that_is_as_good(world: World) -> None:
     """A trainer fed what its dump holds, whatever a config declares."""
     texts = [with_states(text, {4: text.states[3]}) for text in world.texts]
@@ -353,6 +354,7 @@ def test_what_was_not_searched_and_what_is_not_clear_is_said(world: World, sound
     assert not {"states", "residual"} & set(fixed.axes)
 
 
+@pytest.mark.runs
 def test_one_text_takes_nothing_lists_everybody_and_leaves_all_unclear(world: World) -> None:
     found = world.searched(start=Wiring.of_states((3, 31, 59)), count=1)
     assert found.best.changed == ()
@@ -417,6 +419,7 @@ def test_finalists_whose_rounds_cannot_be_counted_do_not_end_the_search(world: W
         )
 
 
+@pytest.mark.runs
 def test_noise_is_not_repaired(world: World) -> None:
     """A drafter that learned nothing is not made to look alive by any of some hundred wirings."""
 
@@ -463,6 +466,7 @@ def tried(
     return search(scorer, starts, axes, teachers, form=form, steps=STEPS, seed=0)
 
 
+@pytest.mark.runs
 def test_a_start_that_cannot_be_scored_is_left_out_and_said(small: Scorer) -> None:
     found = tried(small, Wiring.of_states((0, 2, 6)), Wiring.of_states((0, 2, 5)))
     assert found.start.states() == (0, 2, 5)
@@ -478,6 +482,7 @@ def test_a_teacher_whose_choices_nobody_made_is_refused(small: Scorer) -> None:
         tried(small, Wiring.of_states((0, 2, 5)), teachers=(REFERENCE, lacking))
 
 
+@pytest.mark.runs
 def test_random_weights_are_left_as_declared(small: Scorer) -> None:
     """Three texts of noise, some dozens of wirings: nothing is clear."""
     found = tried(small, Wiring.of_states((0, 2, 5)))
