@@ -18,6 +18,7 @@ from eagle3.doctor.findings import MEASURED
 from eagle3.metrics import Rate, Truth
 from eagle3.search.teachers import Teacher
 from eagle3.truths import SOUND_AGREEMENT
+from eagle3.wiring import Head
 
 # Fixed on two lab drafters.
 DECENT = 0.5  # accuracy below which a drafter whose parts all work counts as under-trained
@@ -54,7 +55,8 @@ def broken(e: Evidence) -> tuple[str, ...]:
     reasons = [idle_words(part, accuracy) for part in idle(e.health.parts, accuracy.value)]
     reasons += filter(None, [idle_states(e), foreign_vocabulary(e), e.health.left_out])
     signature = signature_of(e.by_teacher.conditional, e.by_teacher.conditional)
-    if signature.name == COLLAPSE and e.by_teacher.conditional[1][1].value < NOTHING * 2:
+    little = NOTHING * 2 * ceiling(e)
+    if signature.name == COLLAPSE and e.by_teacher.conditional[1][1].value < little:
         reasons.append(signature.in_words)
     return tuple(reasons)
 
@@ -93,16 +95,20 @@ def works(part: Part) -> bool:
 
 
 def foreign_vocabulary(e: Evidence) -> str | None:
-    """That the draft vocabulary has no more of what the target says than any tokens would.
+    """That only the target's head works, and on a draft vocabulary that has no more of what the target
+    says than any tokens would.
 
-    Trainers fill it with the tokens that are most frequent in what the target says.
+    Trainers fill it with the tokens that are most frequent in what the target says. Where the file's
+    own head goes with it, the vocabulary is a ceiling and nothing else.
     """
     size, whole, coverage = e.form.draft_vocab.value, e.form.vocab.value, e.by_teacher.coverage
+    if e.trained.wiring.head is not Head.target or e.wrong.head is not Head.own:
+        return None
     if not coverage.denominator or size >= whole or coverage.low > size / whole:
         return None
     return (
-        f"its draft vocabulary has {rate_words(coverage, 3)} of the target's tokens, as {size} of "
-        f"{whole} drawn at random would: it was counted on other texts, or with another tokenizer"
+        f"its own head does not work, and its draft vocabulary has {rate_words(coverage, 3)} of the "
+        f"target's tokens, as {size} of {whole} drawn at random would: both are of another tokenizer"
     )
 
 

@@ -39,7 +39,7 @@ def simplified(walk: Walk, best: Wiring, start: Wiring) -> Wiring:
             continue
         if len(start.differing(back)) >= len(start.differing(best)):
             continue
-        if is_stored(walk, best) and not is_stored(walk, back):
+        if is_stored(walk, best, start) and not is_stored(walk, back, start):
             continue
         if as_good(walk, back, best, teacher):
             walk.say(f"{' and '.join(changes(back, best))} makes no clear difference, so not taken")
@@ -55,7 +55,7 @@ def settled(walk: Walk, best: Wiring, start: Wiring) -> Wiring:
     to likely ones that it does: a trainer feeds what its dump holds.
     """
     teacher, _ = walk.teacher(best)
-    made = () if is_stored(walk, best) else (STATES,)
+    made = () if is_stored(walk, best, start) else (STATES,)
     for name in dict.fromkeys((*made, *start.differing(best))):
         if name not in walk.values or walk.axes[name].shows_from:
             continue
@@ -70,7 +70,7 @@ def settled(walk: Walk, best: Wiring, start: Wiring) -> Wiring:
             w for w in field.left if (not field.ahead if w == best else walk.speaks(w, teacher))
         ]
         taken = likeliest(
-            walk, [w for w in likely if is_stored(walk, w)] or likely or [best], teacher
+            walk, [w for w in likely if is_stored(walk, w, start)] or likely or [best], teacher
         )
         if taken != best:
             likelier = " and ".join(changes(best, taken))
@@ -90,10 +90,16 @@ def likeliest(walk: Walk, close: Sequence[Wiring], teacher: Teacher) -> Wiring:
     return alike[int(losses.sum(1).argmin())]
 
 
-def is_stored(walk: Walk, wiring: Wiring) -> bool:
-    """Whether the data holds all states that a wiring feeds."""
+def is_stored(walk: Walk, wiring: Wiring, start: Wiring) -> bool:
+    """Whether the data holds all states that a wiring feeds, or the start declares the embedding there,
+    for which nobody needs a dump.
+    """
     made = set.union(*(set(text.computed) for text in walk.scorer.texts))
-    return not made & set(wiring.states())
+    declared = start.states()
+    return not any(
+        k in made and not (k == 0 and declared[place : place + 1] == (0,))
+        for place, k in enumerate(wiring.states())
+    )
 
 
 def as_good(walk: Walk, one: Wiring, best: Wiring, teacher: Teacher) -> bool:

@@ -10,7 +10,7 @@ from eagle3.diagnosis.beyond import BESIDE_BIGRAM, DECENT, USELESS
 from eagle3.diagnosis.evidence import Health, Inspected, Part, SlotSeen, chunk_name
 from eagle3.diagnosis.verdict import diagnose
 from eagle3.metrics import Difference
-from eagle3.wiring import Token
+from eagle3.wiring import Head, Token
 from tests.eagle3.diagnosed import (
     DEAD,
     ENGINE,
@@ -112,12 +112,18 @@ def test_a_small_vocabulary_is_a_ceiling():
     assert not d.causes[0].fixes[0].possible
 
 
-def test_a_vocabulary_that_is_no_better_than_tokens_drawn_at_random_is_another_tokenizers():
+def test_a_vocabulary_of_tokens_drawn_at_random_is_a_ceiling_or_another_tokenizers():
+    """The latter where the drafter's own head does not go with it."""
     share = form().draft_vocab.value / form().vocab.value
-    low = scored(T, (0.45, 0.5, 0.5, 0.5), coverage=share)
-    d = diagnose(evidence(low))
+    curve = (0.45, 0.5, 0.5, 0.5)
+    assert kinds(evidence(scored(T, curve, coverage=share))) == ["coverage"]
+    theirs = scored(wiring(head=Head.target), curve, coverage=share)
+    wrong = scored(T, DEAD)
+    d = diagnose(evidence(theirs, wrong=wrong, alone={"head": wrong}))
     assert [c.kind for c in d.causes] == ["unknown"]
     assert "drawn at random" in d.causes[0].what
+    better = scored(wiring(head=Head.target), curve, coverage=share + 0.1)
+    assert kinds(evidence(better, wrong=wrong, alone={"head": wrong}))[0] == "head"
 
 
 def test_a_drafter_far_below_its_ceiling_is_not_excused_by_it():
