@@ -143,21 +143,25 @@ def gather(m: Matter, progress: Progress) -> Evidence:
     """Search, and measure what the conclusions rest on.
 
     A d2t that cannot be right beside t2d is made again from it, and everything asked once more; so is
-    one with which the drafter does not work, or only by another head or reading than it declares.
+    one with which the drafter does not work, or only by another head or reading than it declares. With
+    the target's head any table may do, if that head is as good as the drafter's own.
     """
     checkpoint = m.known.checkpoint
     searched, scorer = searching(m, checkpoint, progress)
     whole = measured(m, searched, scorer)
     table = measure.mended_table(checkpoint)
+    wrong = measure.is_wrong_table(checkpoint)
     moved = {"head", "d2t"} & set(m.known.declared.differing(whole.trained.wiring))
-    if table is None or not (moved or measure.is_wrong_table(checkpoint) or broken(whole)):
+    if table is None or not (moved or wrong or broken(whole)):
         return whole
     again, other = searching(m, table, progress)
     mended = replace(m, known=replace(m.known, checkpoint=table))
     remade = measured(mended, again, other, file=scorer)
-    if not broken(remade) and matters(remade.trained, whole.trained, again.scored):
-        return remade
-    return whole
+    if broken(remade) or not matters(remade.trained, remade.mended[0].as_it_is, again.scored):
+        return whole
+    # The files show that the table is wrong: what it alone explains is laid to nothing else.
+    as_good = wrong and not matters(whole.trained, remade.trained, again.scored)
+    return remade if as_good or matters(remade.trained, whole.trained, again.scored) else whole
 
 
 def searching(

@@ -177,7 +177,7 @@ class Channel:
 
     @property
     def writing(self) -> bool:
-        """Whether something of what was asked has not been written yet."""
+        """Whether something of what was asked is still to be written."""
         return self._last is not None and not self._last.written.is_set()
 
     def _await(self, frame: _Frame) -> Reply:
@@ -219,10 +219,11 @@ class Channel:
             try:
                 if writable:
                     self._send(frames)
-                for frame in frames:
-                    frame.written.set()
             except Exception:  # noqa: BLE001 -- the reader tells the callers: it may know why
                 writable = False
+            finally:
+                for frame in frames:
+                    frame.written.set()
         self._owed.put(None)
 
     def _read_all(self) -> None:

@@ -20,7 +20,7 @@ from eagle3.diagnosis.tensor_fixes import of_table
 from eagle3.diagnosis.words import value_words
 from eagle3.doctor.findings import MEASURED
 from eagle3.metrics import Truth
-from eagle3.search.axes import value_of
+from eagle3.search.axes import LATE, value_of
 from eagle3.served import ServedWiring
 from eagle3.wiring import Wiring
 
@@ -34,7 +34,6 @@ LEAST_SHARE = (
 OPEN_LENGTH = 0.2
 OPEN_ACCURACY = 0.05
 VERIFIED = "verified"
-BEHIND_FIRST = ("feedback", "positions")
 
 
 def kinds_between(trained: Wiring, wrong: Wiring) -> tuple[str, ...]:
@@ -116,7 +115,7 @@ def comparisons_of(e: Evidence, kind: str | None = None) -> int:
     """
     if kind is not None and kind in e.loss_alone and e.loss_alone[kind].low > 0:
         return max(1, len(e.alone))
-    compared = e.searched.drafted if kind in BEHIND_FIRST else e.searched.scored
+    compared = e.searched.drafted if switch_of(kind or "") in LATE else e.searched.scored
     return max(1, compared, len(e.alone))
 
 

@@ -1,53 +1,78 @@
 """Findings in the files that what was measured speaks against.
 
-Doctor reads what a config declares and what an engine would do with it; whether the drafter was really
-trained so, only its texts tell. Where they do, a finding that rests on the declaration does not stand.
+Doctor reads what a config declares and what an engine does with it; whether the drafter was really
+trained so, only its texts tell. Where they show that it was trained as it is run, a finding on that
+switch does not stand. One on the data's last slot stays true of the data, but says nothing of a drafter
+that was not trained on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from eagle3.diagnosis import beyond
 from eagle3.diagnosis.causes import how_trained
 from eagle3.diagnosis.evidence import Evidence
 from eagle3.diagnosis.words import value_words
 from eagle3.doctor.findings import MEASURED, Finding
-from eagle3.wiring import Biases, FcInput, Feedback, Parts, Residual, Window, Wiring
+from eagle3.search.axes import value_of
 
-# What a drafter is trained with where a finding of this name is right about it, by the switch.
-RESTS_ON: dict[str, tuple[str, Callable[[Wiring], bool]]] = {
-    "norm-before-residual": ("residual", lambda w: w.residual is Residual.normed),
-    "norm-before-fc": ("fc_input", lambda w: w.fc_input is FcInput.whole),
-    "fc-norm": ("fc_input", lambda w: w.fc_input is FcInput.chunks),
-    "feedback-normed": ("feedback", lambda w: w.feedback is Feedback.normed),
-    "attention-bias": ("biases", lambda w: w.biases is Biases.declared),
-    "qk-norm": ("qk_norm", lambda w: w.qk_norm is Parts.declared),
-    "window": ("window", lambda w: w.window is Window.declared),
+# The switch that a finding of this name is about, besides its ending.
+OF_SWITCHES = {
+    "norm-before-residual": "residual",
+    "norm-before-fc": "fc_input",
+    "fc-norm": "fc_input",
+    "feedback-normed": "feedback",
+    "norm-output-trap": "feedback",
+    "head-norm-off": "head_input",
+    "attention-bias": "biases",
+    "qk-norm": "qk_norm",
+    "deeper-norm-name": "deeper_norm",
+    "window": "window",
 }
-IGNORED = "-ignored"
+ENDINGS = ("-ignored", "-differs", "-not-stated")
 OF_TEACHER = ("teacher-is-not-the-end", "wrong-teacher")
 
 
 def contradiction(e: Evidence, finding: Finding) -> str | None:
     """Why a finding does not hold for this drafter, measured; None: nothing speaks against it."""
-    if finding.name in OF_TEACHER:
-        if not e.searched.teacher_clear or not beyond.is_target(e, e.searched.teacher):
-            return None
-        learnt = e.searched.teacher.in_words
-        return f"the finding {finding.name} does not hold: it was trained on {learnt} (measured)"
-    if not finding.name.endswith(IGNORED):
+    name = finding.name
+    for ending in ENDINGS:
+        name = name.removesuffix(ending)
+    switch = OF_SWITCHES.get(name)
+    trained = e.trained.wiring
+    if switch is None or value_of(trained, switch) != value_of(e.wrong, switch):
         return None
-    switch, stands = RESTS_ON.get(finding.name.removesuffix(IGNORED), ("", None))
-    if stands is None or stands(e.trained.wiring) or how_trained(e, switch) != MEASURED:
+    if how_trained(e, switch) != MEASURED:
         return None
-    trained = value_words(e.trained.wiring, switch)
     return (
-        f"the finding {finding.name} does not hold: it was trained otherwise ({trained}, measured)"
+        f"the finding {finding.name} does not hold: it was trained as it is run "
+        f"({value_words(trained, switch)}, measured)"
     )
 
 
-def contradictions(e: Evidence, findings: Sequence[Finding]) -> dict[str, str]:
-    """Name of a finding that does not hold → why."""
-    found = {finding.name: contradiction(e, finding) for finding in findings}
-    return {name: why for name, why in found.items() if why is not None}
+def standing(e: Evidence, findings: Sequence[Finding]) -> tuple[list[Finding], list[str]]:
+    """The findings that stand, and why the others do not."""
+    kept, refuted = [], dict[str, str]()
+    for finding in findings:
+        why = contradiction(e, finding)
+        if why is None:
+            kept.append(of_data_alone(e, finding))
+        else:
+            refuted[finding.name] = why
+    return kept, list(refuted.values())
+
+
+def of_data_alone(e: Evidence, finding: Finding) -> Finding:
+    """The finding, said of the data alone where the drafter was clearly trained on the target itself."""
+    searched = e.searched
+    learnt_target = searched.teacher_clear and beyond.is_target(e, searched.teacher)
+    if finding.name not in OF_TEACHER or not learnt_target:
+        return finding
+    return replace(
+        finding,
+        severity="warning",
+        effect=f"this drafter was trained on {searched.teacher.in_words} (measured), so it is no cause "
+        "here; one that is trained on this data learns what the slot holds",
+    )

@@ -103,6 +103,12 @@ def of_truth(e: Evidence) -> Iterator[str]:
             "all figures are held against: taken as declared; target_argmax would tell "
             "(job=capture_states)"
         )
+    if e.trained_accuracy is None:
+        yield (
+            f"whether the drafter is as good as it was trained (right at "
+            f"{rate_words(e.by_teacher.accuracy, 3)} here): give the training log's accuracy "
+            "(trained_accuracy=X)"
+        )
     why = beyond.unverified(e)
     if why is not None:
         accuracy = rate_words(e.by_teacher.accuracy, 3)

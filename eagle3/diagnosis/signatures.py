@@ -33,7 +33,7 @@ MEANS = {
     DEEPER: "the first step is spared and the deeper ones are hit: feedback or draft positions",
     COLLAPSE: "the first step holds and the second does not: weights, or what is fed back",
     EVEN: "every step loses alike: norms, rotary embedding, tables, or training",
-    FLAT: "the wiring costs nothing; what is missing lies with training, data or vocabulary",
+    FLAT: "the wiring costs nothing",
 }
 # What a fault of a kind may look like; kinds that may look like anything are left out.
 EXPECTED: Mapping[str, tuple[str, ...]] = {

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from eagle3.metrics import Rate
 
 LINES, WIDTH = 12, 120
-SHOWN = 3  # causes among the first lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +27,7 @@ class Room:
     fix: int
     ladder: int
     sure: int
+    causes: int = 3
 
 
 # From generous to narrow: what a cause is gives way first, its fix and the figures last.
@@ -39,6 +39,7 @@ ROOMS = (
     Room(what=1, fix=1, ladder=2, sure=1),
     Room(what=1, fix=1, ladder=1, sure=1),
     Room(what=1, fix=1, ladder=0, sure=1),
+    Room(what=1, fix=1, ladder=0, sure=1, causes=2),
 )
 
 
@@ -80,9 +81,9 @@ def own_figure(d: Diagnosis, *, lines: int) -> list[str]:
 def within(d: Diagnosis, room: Room) -> list[str]:
     """The first lines, with so much room for each part."""
     lines: list[str] = []
-    for number, cause in enumerate(d.causes[:SHOWN]):
+    for number, cause in enumerate(d.causes[: room.causes]):
         lines += cause_lines(cause, number, room)
-    if left := d.causes[SHOWN:]:
+    if left := d.causes[room.causes :]:
         rest = ", ".join(cause.kind for cause in left)
         lines.append(short(f"and {len(left)} more below: {rest}", WIDTH))
     lines += [*before_all(d), expected(d)]

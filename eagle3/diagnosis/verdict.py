@@ -30,7 +30,7 @@ from eagle3.diagnosis.answer import (
 )
 from eagle3.diagnosis.behind_engine import comparable, engine_causes
 from eagle3.diagnosis.causes import by_cost, mended_causes, mended_config, wiring_causes
-from eagle3.diagnosis.contradicted import contradictions
+from eagle3.diagnosis.contradicted import standing
 from eagle3.diagnosis.evidence import Evidence, SlotSeen
 from eagle3.diagnosis.fixes import elsewhere, flat_copy
 from eagle3.diagnosis.kinds import STATES, WIRING
@@ -57,7 +57,10 @@ def diagnose(e: Evidence) -> Diagnosis:
     """The diagnosis that the evidence gives."""
     concluded = conclude(e)
     shown = e.as_served or e.trained
-    refuted = contradictions(e, (*e.inspected.findings, *e.doctor))
+    findings: Sequence[Finding] = (*e.inspected.findings, *e.doctor)
+    refuted: Sequence[str] = ()
+    if concluded.verdict in (CAUSE, SOUND):  # else what was measured says nothing of the drafter
+        findings, refuted = standing(e, findings)
     return Diagnosis(
         verdict=concluded.verdict,
         headline=headline(e, concluded),
@@ -80,14 +83,14 @@ def diagnose(e: Evidence) -> Diagnosis:
             num_layers=e.num_layers,
             target_classes=e.target_classes,
         ),
-        findings=relevant(e),
+        findings=relevant(findings),
         engine_figure=engine_figure(e),
         states_alone=None
         if e.states_alone is None
         else (e.states_alone[0], e.states_alone[1].accept_length),
         notes=(
             *concluded.notes,
-            *refuted.values(),
+            *refuted,
             *e.inspected.notes,
             *e.searched.notes,
             *e.notes,
@@ -243,6 +246,8 @@ def confidence(e: Evidence, concluded: Concluded) -> str:
         reasons.append("against the text's next token, not the target's own choice")
     elif e.trained.truth != Truth.target_argmax.value:
         reasons.append(f"against {truth_words(e.trained.truth)}")
+    if concluded.verdict == SOUND and e.trained_accuracy is None:
+        reasons.append("its level is held against no training log (trained_accuracy=X)")
     if e.served is not None:
         reasons.append(f"what {e.served.engine} does is known by: {e.served.evidence.value}")
     else:
@@ -258,16 +263,13 @@ def confidence(e: Evidence, concluded: Concluded) -> str:
     return f"{level}: {'; '.join(reasons)}"
 
 
-def relevant(e: Evidence) -> tuple[Finding, ...]:
-    """Doctor's and the inspection's findings, each name once at a place; notes are left out, and what
-    was measured to be otherwise.
-    """
-    refuted = contradictions(e, (*e.inspected.findings, *e.doctor))
+def relevant(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings, each name once at a place; notes are left out."""
     seen: set[tuple[str, str]] = set()
     kept = []
-    for finding in ordered((*e.inspected.findings, *e.doctor)):
+    for finding in ordered(findings):
         key = (finding.name, finding.what)
-        if key in seen or finding.severity == "note" or finding.name in refuted:
+        if key in seen or finding.severity == "note":
             continue
         seen.add(key)
         kept.append(finding)

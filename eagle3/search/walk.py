@@ -217,7 +217,8 @@ class Walk:
         taken, race_ = self.take(here, contestants, teacher)
         if taken is not None or every or tried is Pairs.NONE:
             return taken
-        close = [w for w in (*race_.left, *(out.wiring for out in race_.late)) if w in singles]
+        late = sorted(race_.late, key=lambda out: (-out.texts, out.behind.value))
+        close = [w for w in (*race_.left, *(out.wiring for out in late)) if w in singles]
         suspects = [change for w in close if self.shows(w, here) for change in singles[w]]
         if self.works(here):
             suspects = first_of_each(suspects, MOST_SUSPECTS)

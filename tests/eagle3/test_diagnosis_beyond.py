@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from eagle3.diagnosis.beyond import BESIDE_BIGRAM, DECENT, USELESS
+from eagle3.diagnosis.causes import comparisons_of
 from eagle3.diagnosis.evidence import Health, Inspected, Part, SlotSeen, chunk_name
 from eagle3.diagnosis.verdict import diagnose
 from eagle3.metrics import Difference
-from eagle3.wiring import Head, Token
+from eagle3.wiring import Head, HeadInput, Token
 from tests.eagle3.diagnosed import (
     DEAD,
     ENGINE,
@@ -122,7 +123,7 @@ def test_a_vocabulary_of_tokens_drawn_at_random_is_a_ceiling_or_another_tokenize
     d = diagnose(evidence(theirs, wrong=wrong, alone={"head": wrong}))
     assert [c.kind for c in d.causes] == ["unknown"]
     assert "drawn at random" in d.causes[0].what
-    better = scored(wiring(head=Head.target), curve, coverage=share + 0.1)
+    better = scored(wiring(head=Head.target), curve, coverage=share + 0.4 * (1 - share))
     assert kinds(evidence(better, wrong=wrong, alone={"head": wrong}))[0] == "head"
 
 
@@ -206,13 +207,47 @@ def test_states_of_which_nothing_is_made_are_not_what_was_trained():
     assert kinds(replace(e, health=health)) == ["states", "under-trained"]
 
 
-def test_a_norm_that_was_trained_and_is_left_out_is_damaged():
-    trained, wrong = scored(T, GOOD), scored(S, DEAD)
-    e = evidence(trained, wrong=wrong, alone={"states": wrong})
+def test_a_trained_norm_is_damaged_where_the_drafter_is_clearly_better_without_it():
+    trained = scored(wiring(head_input=HeadInput.raw), GOOD)
+    e = evidence(trained)
     left = replace(e.health, left_out="the last norm harms although it was trained")
-    d = diagnose(replace(e, health=left))
-    assert d.verdict == "unknown"
-    assert "the last norm harms" in d.causes[0].what
+    # Nobody runs it with that norm, and where somebody does it costs nothing: no sign of damage.
+    for so, wanted in ((None, []), (scored(T, GOOD), []), (scored(T, DEAD), ["unknown"])):
+        alone = {} if so is None else {"head-input": so}
+        made = evidence(trained, wrong=so, alone=alone, health=left)
+        d = diagnose(made)
+        assert [c.kind for c in d.causes] == wanted
+        assert not wanted or "the last norm harms" in d.causes[0].what
+
+
+def test_states_are_no_damage_where_the_texts_are_too_few_to_show_that_a_chunk_idles():
+    trained = scored(T, (0.35, 0.4, 0.4, 0.4))
+    other = scored(wiring(0, 3, 58), DEAD)
+    e = evidence(trained, wrong=other, alone={"states": other})
+    idle = part(chunk_name(2), 0.0, of=trained, single=True)
+    wide = replace(
+        idle,
+        worth=Difference(value=0.0, low=-0.1, high=0.1),
+        loss=Difference(value=0.0, low=-0.2, high=0.2),
+    )
+    for last, wanted in ((lossy(idle, 0.0), ["unknown"]), (wide, ["states", "under-trained"])):
+        parts = (part("the attention", 0.9, of=trained), last)
+        assert kinds(replace(e, health=Health(bigram=0.18, parts=parts))) == wanted
+
+
+def test_a_dead_wiring_that_scores_higher_leaves_a_broken_drafter_unknown():
+    """One that works and scores higher says that the search ended beside the right wiring."""
+    dead, alive = scored(S, (0.2, 0.2, 0.2, 0.2)), scored(S, GOOD)
+    for other, wanted in ((dead, "unknown"), (alive, "undecided")):
+        e = evidence(scored(T, (0.15, 0.1, 0.1, 0.1)), wrong=other, alone={"states": other})
+        assert diagnose(e).verdict == wanted
+
+
+def test_what_shows_behind_the_first_step_alone_is_corrected_for_what_was_compared_there():
+    e = evidence(scored(T, GOOD))
+    assert e.searched.drafted < e.searched.scored
+    assert comparisons_of(e, "feedback") == comparisons_of(e, "positions") == e.searched.drafted
+    assert comparisons_of(e, "residual") == comparisons_of(e) == e.searched.scored
 
 
 def test_a_drafter_that_knows_no_more_than_pairs_of_tokens_is_unknown():

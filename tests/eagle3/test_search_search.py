@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from eagle3.search.score import Scorer
 from eagle3.search.search import Searched, search
 from eagle3.search.teachers import Teacher, teachers_of
 from eagle3.search.texts import Text, text_of, with_states
+from eagle3.search.walk import Change, Walk, first_of_each
 from eagle3.target import TargetParts, load_target_parts
 from eagle3.wiring import D2T, SWITCHES, Feedback, Wiring
 from orchestrator.paths import CLONE
@@ -507,3 +508,31 @@ def test_few_wirings_are_all_raced_at_once(world: World) -> None:
     # What shows behind the first step is climbed to, however little else is asked.
     late = world.searched(start=start, fixed=[n for n in fixed if n != "feedback"])
     assert late.scored < 24 * 3 * 2 * 2
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("works", [True, False])
+def test_pairs_are_asked_around_a_second_start_where_the_first_led_to_nothing_that_works(
+    small: Scorer, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    first, second = (
+        Wiring.of_states(s).resolved(small.checkpoint.form) for s in ((0, 2, 5), (2, 5, 7))
+    )
+    asked: list[Wiring] = []
+    pairs = Walk.pairs
+
+    def listed(walk: Walk, here: Wiring, suspects: Iterable[Change]) -> object:
+        asked.append(here)
+        return pairs(walk, here, suspects)
+
+    monkeypatch.setattr(Walk, "works", lambda *_: works)
+    monkeypatch.setattr(Walk, "pairs", listed)
+    tried(small, first, second)
+    assert first in asked
+    assert (second in asked) is not works
+
+
+def test_the_first_few_changes_of_each_part_are_kept_in_order() -> None:
+    made = [Change(name, value) for name, value in zip("aabab", range(5), strict=True)]
+    assert first_of_each(made, 2) == [made[0], made[1], made[2], made[4]]
+    assert first_of_each([*made[2:], made[0]], 1) == [made[2], made[3]]

@@ -103,6 +103,17 @@ def test_a_diagnosis_opens_with_its_first_lines_and_everything_else_follows() ->
     assert found == sorted(found), [*zip(order, found, strict=True)]
 
 
+def test_without_an_engine_the_figures_are_of_what_is_declared() -> None:
+    result = diagnose_result()
+    length = result["metrics"]["accept_length"]
+    result["metrics"] = {"accept_length": length, "accept_length_served": length}
+    for served, words in (({"engine": "SGLang"}, "as served"), (None, "as declared")):
+        show, out = shown()
+        result["diagnosis"] = {**result["diagnosis"], "served": served}
+        show.answer(result, MEASURED)
+        assert f"accept length, {words}" in out.getvalue()
+
+
 def test_another_job_opens_with_its_heading() -> None:
     show, out = shown()
     go_through(show, "wiring_search", search_result())
