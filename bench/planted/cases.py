@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from bench.planted import (
     alike,
     block,
+    captures,
     exports,
     handovers,
     harmless,
@@ -41,6 +42,7 @@ KINDS: dict[str, Kind] = {
         *stored.KINDS,
         *exports.KINDS,
         *handovers.KINDS,
+        *captures.KINDS,
     )
 }
 OUTSIDE_KINDS: dict[str, Kind] = {kind.name: kind for kind in (*outside.KINDS, *wreckage.KINDS)}
@@ -49,8 +51,9 @@ PAIRS, CONTROLS = 30, 150
 OUTSIDE_SHARE = 5  # one case in so many is outside
 TEXTS = 90  # that every target has written
 SIZES = (24, 32, 48, 64, 90)  # of the subsets that sound controls are asked about
-# Kinds that are no fault of what is served, and cannot stand beside one.
-ALONE_ONLY = ("under-trained", "engine-state", "measurement")
+# Kinds that are no fault of what is served, and cannot stand beside one; nor can an engine that does
+# not start, since nothing else shows behind it.
+ALONE_ONLY = ("under-trained", "engine-state", "measurement", "not-served")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +178,8 @@ class Maker:
         if not self.wanted(kind.use):
             return
         names = self.drafters(kind.use)
-        if kind.name.startswith("under-trained"):
-            names = (EARLY_DRAFTER.name,)
+        if kind.name.startswith("under-trained"):  # the same drafter in both sets, so a kind in one
+            names = (EARLY_DRAFTER.name,) if self.held_out == (kind.use != FOR_TUNING) else ()
         for drafter in names:
             for layout in LAYOUTS:
                 if kind.why_not(plain(drafter, layout)) is None:
@@ -235,12 +238,22 @@ class Maker:
         yield from plain_ones[: count - len(share)]
 
     def damaged(self, others: int) -> Iterator[Case]:
-        """So many cases of damage that they are one in OUTSIDE_SHARE of all."""
-        wanted = -(-others // (OUTSIDE_SHARE - 1))
-        places = [(k, *p) for k in OUTSIDE_KINDS.values() for p in self.places(k)]
-        for number in range(wanted):
-            kind, drafter, layout = places[number % len(places)]
-            yield self.case(OUTSIDE, (kind.name,), drafter, layout, number // len(places))
+        """So many cases of damage that they are one in OUTSIDE_SHARE of all, going round by kind:
+        none stands there twice before each does once.
+        """
+        rng = random.Random(f"{self.seed} outside {self.held_out}")
+        places = {kind.name: list(self.places(kind)) for kind in OUTSIDE_KINDS.values()}
+        for of_kind in places.values():
+            rng.shuffle(of_kind)
+        once = [
+            (name, *of_kind[turn])
+            for turn in range(max(map(len, places.values())))
+            for name, of_kind in places.items()
+            if turn < len(of_kind)
+        ]
+        for number in range(-(-others // (OUTSIDE_SHARE - 1))):
+            name, drafter, layout = once[number % len(once)]
+            yield self.case(OUTSIDE, (name,), drafter, layout, number // len(once))
 
 
 def all_cases(seed: int, *, held_out: bool) -> list[Case]:

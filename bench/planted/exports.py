@@ -51,6 +51,12 @@ def counted_up(draft: Draft, _: random.Random) -> None:
     draft.tensors["d2t"] = torch.arange(len(draft.tensors["d2t"]))
 
 
+def in_bfloat16(draft: Draft, _: random.Random) -> None:
+    """Offsets of ids that went through bfloat16, which holds eight binary places."""
+    ids = target_ids(draft)
+    draft.tensors["d2t"] = ids.bfloat16().long() - torch.arange(len(ids))
+
+
 def of_small_vocabulary(draft: Draft) -> str | None:
     """Why draft ids cannot be counted up."""
     twice = 2 * (len(draft.tensors["d2t"]) - 1)
@@ -66,6 +72,16 @@ def head_by_frequency(draft: Draft, rng: random.Random) -> None:
 def head_tied(draft: Draft, _: random.Random) -> None:
     """The rows of the embedding for a head."""
     draft.tensors["lm_head.weight"] = target_embedding()[target_ids(draft)].clone()
+
+
+def head_absent(draft: Draft, _: random.Random) -> None:
+    """A head that was trained is left out, and everyone takes the target's rows."""
+    del draft.tensors["lm_head.weight"]
+
+
+def own_head(draft: Draft) -> str | None:
+    """Why the target's rows are no fault."""
+    return only((draft.drafter == "first", "its head is the target's rows"))
 
 
 def norms_folded(draft: Draft, _: random.Random) -> None:
@@ -164,6 +180,15 @@ KINDS: tuple[Kind, ...] = (
         why_not=of_small_vocabulary,
     ),
     Kind(
+        name="d2t/bfloat16",
+        touches=("vocabulary",),
+        accepted=("d2t",),
+        how="the ids behind d2t's offsets went through bfloat16, which rounds them above 256; t2d is "
+        "whole",
+        use=HELD_OUT,
+        plant=in_bfloat16,
+    ),
+    Kind(
         name="head/by_frequency",
         touches=("vocabulary",),
         accepted=("head",),
@@ -180,6 +205,16 @@ KINDS: tuple[Kind, ...] = (
         use=HELD_OUT,
         plant=head_tied,
         why_not=copied_head,
+    ),
+    Kind(
+        name="head/absent",
+        touches=("vocabulary",),
+        accepted=("head",),
+        how="lm_head.weight, which was trained, is not in the file: the target's rows are taken",
+        use=HELD_OUT,
+        shows=READS,
+        plant=head_absent,
+        why_not=own_head,
     ),
     Kind(
         name="fc-input/folded",

@@ -9,7 +9,7 @@ import torch
 from bench.planted.alike import full_precision
 from bench.planted.draft import Draft
 from bench.planted.drafters import target_embedding
-from bench.planted.kinds import HELD_OUT, Alike, attention, flat_only, generator
+from bench.planted.kinds import HELD_OUT, Alike, attention, flat_only, generator, only
 
 # ModelOpt's block, of values that are every drafter's here.
 MODELOPT = {
@@ -102,6 +102,25 @@ def modelopt_block(draft: Draft, _: random.Random) -> None:
     draft.config.setdefault("eagle_config", {}).update(MODELOPT)
 
 
+def even_norm_off(draft: Draft, rng: random.Random) -> None:
+    """The last norm's weights all alike, the head's columns making up for it, and the norm off.
+
+    Without it the head's logits are larger or smaller row by row, and their order stays.
+    """
+    full_precision(draft, rng)
+    norm = draft.tensors["norm.weight"]
+    size = norm.mean()
+    draft.tensors["lm_head.weight"] *= norm / size
+    draft.tensors["norm.weight"] = size.expand(len(norm)).clone()
+    draft.config["norm_output"] = False
+
+
+def of_raw_feedback(draft: Draft) -> str | None:
+    """Why the last norm cannot be evened out."""
+    raw = only((not draft.config.get("norm_output"), "what it puts out is fed back, too"))
+    return flat_only(draft) or raw
+
+
 ALIKE: tuple[Alike, ...] = (
     Alike(
         name="norms_folded",
@@ -145,5 +164,14 @@ ALIKE: tuple[Alike, ...] = (
         use=HELD_OUT,
         plant=modelopt_block,
         why_not=flat_only,
+    ),
+    Alike(
+        name="even_norm_off",
+        how="norm_output is false, SpecForge's key for the norm in front of the head, whose weights are "
+        "all alike; no engine is named",
+        use=HELD_OUT,
+        plant=even_norm_off,
+        engines=lambda _: (None,),
+        why_not=of_raw_feedback,
     ),
 )

@@ -1,9 +1,10 @@
-"""The lab's target, three targets made of it, and texts that they wrote with all their states.
+"""The lab's target, four targets made of it, and texts that they wrote with all their states.
 
 A drafter is sound only beside a target whose end is what it was trained to say. The second lab drafter
 learnt what state 59 says, so its target is the lab's without the two layers behind that state; and
 where the lab's target goes on for two more layers, its end is a mere slot of the longer one. In the
-third the final norm has weights of its own, and the head says without that norm what the lab's says.
+third the final norm has weights of its own, and the head says without that norm what the lab's says;
+in the fourth it says so behind that norm and the same once more.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from eagle3.lab.target import LiveTarget
 from eagle3.repetition import cut
 
 LAB = Path(__file__).resolve().parent.parent.parent / "lab"
-TARGETS = ("whole", "ends_at_59", "goes_on", "own_norm")
+TARGETS = ("whole", "ends_at_59", "goes_on", "own_norm", "normed_twice")
 LOUD = ("o_proj.weight", "down_proj.weight")
 SPREAD = 0.7  # of the own norm's weights, in their logarithm
 PROMPT, NEW_TOKENS, WINDOW, LEAST = 48, 96, 24, 24  # as conf/data/lab.yaml has them
@@ -61,11 +62,14 @@ def live_target(name: str) -> LiveTarget:
                 layer.self_attn["o_proj"].weight.zero_()  # type: ignore[index, union-attr]
                 layer.mlp["down_proj"].weight.zero_()  # type: ignore[index, union-attr]
         return whole
-    if name == "own_norm":
+    if name in ("own_norm", "normed_twice"):
         head, norm = whole.lm_head.weight, whole.norm.weight
-        head.copy_((head * norm).bfloat16())  # by columns: what the norm's weights did
         spread = torch.randn(len(norm), generator=torch.Generator().manual_seed(59))
-        norm.copy_(torch.exp(SPREAD * spread).bfloat16())
+        own = torch.exp(SPREAD * spread).bfloat16().float()
+        # By columns: what the norm's weights did, where its own are left out, or come in twice.
+        does = norm if name == "own_norm" else norm / own.square()
+        head.copy_((head * does).bfloat16())
+        norm.copy_(own)
         return whole
     if name != "goes_on":
         raise ValueError(f"there is no target '{name}'; there are {', '.join(TARGETS)}")

@@ -203,7 +203,7 @@ def steps(d: Diagnosis) -> list[str]:
         for place, (kind, rate) in enumerate(d.ladder)
     ]
     if len(rungs) > 1:
-        said.append(f"one after the other: {', '.join(rungs)}")
+        said.append(f"step by step: {', '.join(rungs)}")
     return ["; ".join(said)] if said else []
 
 
@@ -212,8 +212,7 @@ def slow(d: Diagnosis) -> str:
     if d.states_alone is None:
         return ""
     kind, alone = d.states_alone
-    length = f"the accept length is {alone.value:.2f}"
-    return f"with {kind} alone mended {length}: serving stays slow [inferred]"
+    return f"with {kind} alone mended {alone.value:.2f}: serving stays slow [inferred]"
 
 
 def wrapped(text: str, *, lines: int, indent: str = "") -> list[str]:

@@ -120,7 +120,7 @@ def test_of_three_causes_each_fix_and_the_figures_are_visible():
     assert f"{served:.2f} as served → {repaired:.2f} [" in expected
     assert expected.endswith("after all fixes (with a patch)")
     slow = (
-        f"with states alone mended the accept length is {served:.2f}: serving stays slow [inferred]"
+        f"with states alone mended {served:.2f}: serving stays slow [inferred]"
     )
     assert any(slow in said for said in lines)
     assert slow in d.markdown()
