@@ -175,6 +175,7 @@ def report(answers: Sequence[Answer]) -> bool:
     return all(reached)
 
 
+MOST_S = 10  # that a case should take at most
 MEANINGS = {
     SINGLE: "the right cause named first",
     PAIR: "the two causes named first are the two planted, in either order",
@@ -267,7 +268,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seconds, worked = [a.seconds for a in answers], [a.worked for a in answers]
     print(
         f"{len(answers)} cases, {statistics.median(seconds):.1f} s a case in the median, "
-        f"{max(seconds):.1f} s at most; of processor time {statistics.median(worked):.1f} s and "
+        f"{max(seconds):.1f} s at most, {sum(s > MOST_S for s in seconds)} over the {MOST_S} s that are "
+        f"asked; of processor time {statistics.median(worked):.1f} s and "
         f"{max(worked):.1f} s\n{machine()}"
     )
     if asked.sample or asked.kind or asked.group:
