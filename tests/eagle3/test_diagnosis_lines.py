@@ -119,9 +119,7 @@ def test_of_three_causes_each_fix_and_the_figures_are_visible():
     served, repaired = wrong.accept_length.value, trained.accept_length.value
     assert f"{served:.2f} as served → {repaired:.2f} [" in expected
     assert expected.endswith("after all fixes (with a patch)")
-    slow = (
-        f"with states alone mended {served:.2f}: serving stays slow [inferred]"
-    )
+    slow = f"with states alone mended {served:.2f}: serving stays slow [inferred]"
     assert any(slow in said for said in lines)
     assert slow in d.markdown()
     assert d.plain()["states_alone"]["mended"] == "states"
