@@ -372,16 +372,15 @@ def is_low(e: Evidence) -> bool:
 def under_trained(e: Evidence, *, alone: bool) -> Cause | None:
     """Every part works, no wiring helps and no step breaks off, but the level is low.
 
-    `alone`: nothing else was found. Held back where only the text is there to compare with, and where
-    the curve is not level: `open_questions` then says what would decide.
+    `alone`: nothing else was found. Of a drafter that reaches what its training log says, if one is
+    given. Held back where only the text is there to compare with, and where the curve is not level:
+    `open_questions` then says what would decide.
     """
     accuracy = e.by_teacher.accuracy
     if not is_low(e) or unverified(e) is not None or not level(e.by_teacher.conditional):
         return None
     log = e.trained_accuracy
-    as_logged = log is not None and lost_since_training(e) is None
-    told = f"; the training log says the same ({log:.3f})" if as_logged else ""
-    sure = alone and (as_logged or log is None)
+    told = "" if log is None else f"; the training log says the same ({log:.3f})"
     return Cause(
         kind="under-trained",
         what=f"wired as it was trained it is right at {rate_words(accuracy, 3)}, level over the draft "
@@ -397,7 +396,7 @@ def under_trained(e: Evidence, *, alone: bool) -> Cause | None:
                 left=NOT_THE_WIRING,
             ),
         ),
-        confidence=LIKELY if sure else POSSIBLE,
+        confidence=LIKELY if alone else POSSIBLE,
         evidence=MEASURED,
     )
 

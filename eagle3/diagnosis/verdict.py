@@ -131,9 +131,10 @@ def conclude(e: Evidence) -> Concluded:
         return undecided_yet(open_ones, slots, harmless)
     lost = beyond.lost_since_training(e)
     alone = not causes and not behind and lost is None
-    if lost is not None:
+    if lost is not None:  # so it was trained enough
         causes.append(beyond.unknown_cause(e, [lost]))
-    causes += filter(None, [beyond.under_trained(e, alone=alone)])
+    else:
+        causes += filter(None, [beyond.under_trained(e, alone=alone)])
     causes += behind
     verdict = CAUSE if causes else SOUND
     if causes and causes[0].kind == "unknown":
