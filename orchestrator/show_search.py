@@ -57,6 +57,9 @@ def show_search(show: Show, result: Mapping[str, Any]) -> None:
 
 def show_diagnosis(show: Show, diagnosis: Mapping[str, Any]) -> None:
     """What the first lines have no room for: every cause and fix, slots, what stays open."""
+    if before := diagnosis.get("before"):
+        show.line("\nbefore all fixes", style="bold")
+        fix_lines(show, before)
     for number, cause in enumerate(diagnosis["causes"], start=1):
         show.line(f"\ncause {number}  {cause['kind']}: {cause['what']}", style="bold")
         for line in cause_lines(cause, "served" if diagnosis.get("served") else "declared"):

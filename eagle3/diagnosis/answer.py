@@ -92,6 +92,8 @@ class Diagnosis:
     doubts: tuple[str, ...] = ()
     # The engine's own accept length where it is not compared with the predicted one, and why.
     engine_figure: str | None = None
+    # The patch on which it rests that the engine feeds the trained states, as it is told to.
+    provided: str | None = None
     # Accept length as served with the states alone mended, by the kind that this is.
     states_alone: tuple[str, Rate] | None = None
     # What comes before all other fixes: a copy of config.json in a layout that the engine loads.
@@ -121,6 +123,7 @@ class Diagnosis:
             "undecided": list(self.undecided),
             "doubts": list(self.doubts),
             "engine_figure": self.engine_figure,
+            "provided": self.provided,
             "elsewhere": [fix_plain(fix) for fix in self.elsewhere],
             "findings": [{**asdict(f), "fix": list(f.fix)} for f in self.findings],
             "notes": list(self.notes),

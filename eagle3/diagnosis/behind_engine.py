@@ -58,6 +58,8 @@ def comparable(e: Evidence) -> str | None:
         if e.engine_accept_length is None or e.as_served is None or scored == 1:
             return None
         one, all_ = 1 + e.as_served.accuracy.value, e.as_served.accept_length.value
+        if all_ - one < NEAR_LENGTH:
+            return None  # as many steps as it may draft, they gain nothing
         if e.engine_accept_length < 1 + e.as_served.accuracy.low - NEAR_LENGTH:
             return None  # too little for one step even
         return (

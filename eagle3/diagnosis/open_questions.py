@@ -14,7 +14,7 @@ from eagle3.diagnosis.words import joined, rate_words, value_words
 from eagle3.metrics import Truth
 from eagle3.wiring import Wiring
 
-FEW = 2  # texts below which nothing is known of the spread between them
+FEW = 6  # texts below which too little is known of the spread between them
 MORE_TEXTS = "more texts of this data would tell (a larger job.max_samples, or more files)"
 GREEDY = (
     "texts that the target wrote greedily would tell, with its own choices (job=capture_states)"
@@ -43,7 +43,8 @@ def doubts(e: Evidence) -> list[str]:
     if better is not None and not any("scores higher" in said for said in found):
         found.insert(0, better)
     if not found and texts_of(e) < FEW:
-        found.append(f"whether anything is wrong: one text settles no difference; {MORE_TEXTS}")
+        many = "one text settles" if texts_of(e) == 1 else f"{texts_of(e)} texts settle"
+        found.append(f"whether anything is wrong: {many} no small difference; {MORE_TEXTS}")
     return found
 
 

@@ -23,6 +23,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+NAME = {name!r}  # kept in the files, since once is enough
 files = {{}}
 for path in sorted(Path(sys.argv[1]).glob("*.safetensors")):
     with safe_open(path, "pt") as file:
@@ -30,6 +31,8 @@ for path in sorted(Path(sys.argv[1]).glob("*.safetensors")):
 if not files:
     sys.exit(f"{{sys.argv[1]}} holds no *.safetensors")
 t = {{name: tensor for held, _ in files.values() for name, tensor in held.items()}}
+if any(NAME in (metadata or {{}}).get("patched", "").split("; ") for _, metadata in files.values()):
+    sys.exit(f"{{sys.argv[1]}} was rewritten by this program already")
 block = "layers.0." if "layers.0.self_attn.q_proj.weight" in t else "midlayer."
 new = {{}}  # by name; None: left out
 
@@ -43,8 +46,11 @@ for path, (held, metadata) in files.items():
         held |= new  # names that no file had
     held = {name: tensor.contiguous() for name, tensor in held.items() if tensor is not None}
     where |= {name: path.name for name in held}
-    save_file(held, path.with_suffix(".new"), metadata)
+    patched = "; ".join(filter(None, ((metadata or {}).get("patched"), NAME)))
+    save_file(held, path.with_suffix(".new"), {**(metadata or {}), "patched": patched})
+    path.with_suffix(".new").chmod(path.stat().st_mode)
     os.replace(path.with_suffix(".new"), path)
+    print(f"{path}: rewritten")
 index = Path(sys.argv[1]) / "model.safetensors.index.json"
 if index.exists():
     index.write_text(json.dumps({**json.loads(index.read_text()), "weight_map": where}))
@@ -57,7 +63,7 @@ def program(short: str, what: str, body: str, more: str = "") -> str:
     `short` is that in one line, as exact as a line can be; `what` says why.
     """
     return (
-        BEGIN.format(short=short, what=what, more=more)
+        BEGIN.format(short=short, what=what, more=more, name=short.replace(";", ","))
         + textwrap.dedent(body).strip("\n")
         + "\n"
         + END
@@ -127,7 +133,7 @@ def offsets(reading: str) -> str:
 def table_of_mask() -> str:
     """d2t made again from t2d, where the two name different tokens."""
     return program(
-        "d2t = t2d.nonzero() - arange(len(d2t))",
+        "d2t = t2d.nonzero().flatten() - arange(len(d2t))",
         "d2t does not name the tokens of t2d: make it again from t2d, in ascending order",
         """
         if "t2d" not in t:

@@ -64,11 +64,14 @@ def first_lines(d: Diagnosis) -> list[str]:
 
 
 def before_all(d: Diagnosis) -> list[str]:
-    """What has to be done before any other fix is written."""
-    if d.before is None:
-        return []
-    why = f" ({d.before.note})" if d.before.note else ""
-    return [short(f"before all fixes: {d.before.lines[0]}{why}", WIDTH)]
+    """What has to be done before any other fix is written, and what has to be there besides."""
+    lines = []
+    if d.before is not None:
+        why = f" ({d.before.note})" if d.before.note else ""
+        lines.append(short(f"before all fixes: {d.before.lines[0]}{why}", WIDTH))
+    if d.provided is not None:
+        lines.append(short(d.provided, WIDTH))
+    return lines
 
 
 def own_figure(d: Diagnosis, *, lines: int) -> list[str]:
@@ -126,6 +129,8 @@ def fix_words(fix: Fix) -> str:
     if not fix.engine:
         return f"{'; '.join(whole)} [{fix.evidence}]"
     first, rest = (whole[0], whole[1:]) if whole else ("run the program below", [])
+    if len(whole) < len(fix.lines):
+        first += " (a program in patched/)"
     more = f"; needs {fix.needs}" if fix.needs else ""
     return "; ".join([f"{first}{more} [{fix.evidence}] for {fix.engine}", *rest])
 
@@ -190,7 +195,8 @@ def lengths(d: Diagnosis, said: Callable[[Rate], str]) -> list[str]:
         # What an engine that does not run it gives once it does is not known.
         parts.append(f"{said(d.accept_length_repaired)} if it ran it as trained")
     else:
-        ended = "as the search ended" if d.verdict == "undecided" else "as trained"
+        ways = {"undecided": "as the search ended", "unknown": "as best it can be wired"}
+        ended = ways.get(d.verdict, "as trained")
         parts.append(f"{said(d.accept_length_repaired)} {ended}")
     return parts
 

@@ -29,7 +29,13 @@ from eagle3.diagnosis.answer import (
     Diagnosis,
 )
 from eagle3.diagnosis.behind_engine import comparable, engine_causes
-from eagle3.diagnosis.causes import by_cost, mended_causes, mended_config, wiring_causes
+from eagle3.diagnosis.causes import (
+    by_cost,
+    fixes_of,
+    mended_causes,
+    mended_config,
+    wiring_causes,
+)
 from eagle3.diagnosis.contradicted import standing
 from eagle3.diagnosis.evidence import Evidence, SlotSeen
 from eagle3.diagnosis.fixes import elsewhere, flat_copy
@@ -85,6 +91,7 @@ def diagnose(e: Evidence) -> Diagnosis:
         ),
         findings=relevant(findings),
         engine_figure=engine_figure(e),
+        provided=provided(e),
         states_alone=None
         if e.states_alone is None
         else (e.states_alone[0], e.states_alone[1].accept_length),
@@ -180,6 +187,23 @@ def unfound(slot: SlotSeen) -> bool:
     return slot.verdict == "contradicted" and not slot.found
 
 
+def provided(e: Evidence) -> str | None:
+    """The patch without which the engine feeds no such states, where those that it is told to are the
+    trained ones; whether it has the patch, no file shows.
+    """
+    if e.served is None or e.served.wiring is None:
+        return None
+    if e.served.wiring.states() != e.trained.wiring.states():
+        return None
+    patch = next((fix.needs for fix in fixes_of(e, STATES) if fix.patched), None)
+    if patch is None:
+        return None
+    return (
+        f"provided that {e.served.engine} has {patch}: without it the first forward fails, or another "
+        "state is fed"
+    )
+
+
 def engine_figure(e: Evidence) -> str | None:
     """The engine's own accept length where it cannot be set beside the predicted one, and why."""
     why = comparable(e)
@@ -222,12 +246,16 @@ def headline(e: Evidence, concluded: Concluded) -> str:
         )
     if not causes:
         trained = value_words(e.trained.wiring, STATES)
+        said = f"{who} runs the drafter as it was trained ({trained})"
         if e.served is None:
-            return (
-                f"nothing found: config.json and data declare what the drafter was trained with "
-                f"({trained})"
+            said = f"config.json and data declare what the drafter was trained with ({trained})"
+        if engine_figure(e) is not None:
+            said += (
+                f"; why the engine's own accept length is {e.engine_accept_length:.2f} stays open"
             )
-        return f"nothing found: {who} runs the drafter as it was trained ({trained})"
+        if e.trained_accuracy is None:
+            said += "; whether its level is that of its training is not known (trained_accuracy=X)"
+        return f"nothing found: {said}"
     many = f"{len(causes)} causes, the gravest first: " if len(causes) > 1 else "one cause: "
     return f"{many}{joined([c.kind for c in causes])} ({who})"
 
@@ -247,8 +275,6 @@ def confidence(e: Evidence, concluded: Concluded) -> str:
         reasons.append("against the text's next token, not the target's own choice")
     elif e.trained.truth != Truth.target_argmax.value:
         reasons.append(f"against {truth_words(e.trained.truth)}")
-    if concluded.verdict == SOUND and e.trained_accuracy is None:
-        reasons.append("its level is held against no training log (trained_accuracy=X)")
     if e.served is not None:
         reasons.append(f"what {e.served.engine} does is known by: {e.served.evidence.value}")
     else:

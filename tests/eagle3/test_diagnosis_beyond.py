@@ -318,6 +318,10 @@ def test_without_the_engine_s_steps_only_what_no_steps_explain_is_a_cause():
         assert d.causes == ()
         assert any("how many steps" in line for line in d.undecided), length
     assert kinds(measured(one - 0.3, {})) == ["engine-state"]
+    # Where no step behind the first gains anything, how many there are makes no difference.
+    dead = scored(S, (0.04, 0.02, 0.0, 0.0))
+    e = measured(1.05, {}, wrong=dead, alone={"states": dead})
+    assert diagnose(e).engine_figure is None
 
 
 # The target's end as the reference, and texts that the target did not write.

@@ -261,3 +261,26 @@ def test_a_difference_that_stays_open_is_among_the_first_lines_where_there_is_ro
     assert d.undecided[0].startswith("whether residual is a fault")
     assert any(line.startswith("open: whether residual") for line in d.first_lines())
     assert len(d.first_lines()) <= 12
+
+
+def test_states_that_need_a_patch_of_the_engine_are_sound_only_with_it() -> None:
+    """No file shows whether the engine has it; the first lines say what hangs on it."""
+    told = diagnose(evidence(scored(T, GOOD)))  # states 0, 3 and 31 in SGLang 0.5.12
+    assert told.verdict == "sound"
+    (line,) = [line for line in told.first_lines() if line.startswith("provided that")]
+    assert "SGLang 0.5.12, class kimi_k25 has the embedding capture patch" in line
+    assert told.plain()["provided"].startswith("provided that")
+    for other in (wiring(3, 31, 59), wiring(2, 30, 58)):
+        assert diagnose(evidence(scored(other, GOOD))).provided is None
+    wrong = scored(S, DEAD)  # what it needs stands with the fix
+    assert (
+        diagnose(evidence(scored(T, GOOD), wrong=wrong, alone={"states": wrong})).provided is None
+    )
+
+
+def test_a_sound_answer_says_what_stays_open_of_the_level_and_of_the_engine() -> None:
+    assert "(trained_accuracy=X)" in diagnose(evidence(scored(T, GOOD))).headline
+    known = evidence(scored(T, GOOD), trained_accuracy=0.74, engine_accept_length=2.2)
+    headline = diagnose(known).headline
+    assert "trained_accuracy" not in headline
+    assert "why the engine's own accept length is 2.20 stays open" in headline

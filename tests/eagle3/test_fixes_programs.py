@@ -121,10 +121,19 @@ def test_the_rewritten_drafter_computes_by_default_what_was_trained(
     assert fix.lines[-2:] == program_lines(fix.snippet)
     if fix.config is not None:
         (folder / "config.json").write_text(json.dumps(fix.config))
+    weights = folder / "model.safetensors"
+    weights.chmod(0o640)
     run_program(fix.snippet, monkeypatch, folder, target.folder)
     assert torch.equal(drafted(folder, target, default(folder)), before)
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        assert file.metadata() == {"format": "pt", "made": "here"}
+    assert weights.stat().st_mode & 0o777 == 0o640
+    with safe_open(weights, "pt") as file:
+        kept = file.metadata()
+    assert kept.pop("patched") == rewrites.in_short(fix.snippet).replace(";", ",")
+    assert kept == {"format": "pt", "made": "here"}
+    # Twice would undo some of them, and break what others have mended.
+    with pytest.raises(SystemExit, match="was rewritten by this program already"):
+        run_program(fix.snippet, monkeypatch, folder, target.folder)
+    assert torch.equal(drafted(folder, target, default(folder)), before)
 
 
 def test_absolute_ids_are_refused_as_offsets_and_mended_for_all(
@@ -169,7 +178,8 @@ def test_programs_keep_number_types_shards_and_their_index(
     assert told["metadata"] == {"total_size": 1}
     assert told["weight_map"] == {n: file for file in names for n in load_file(folder / file)}
     with safe_open(folder / names[0], "pt") as file:
-        assert file.metadata() == {"part": names[0]}
+        assert file.metadata()["part"] == names[0]
+        assert len(file.metadata()["patched"].split("; ")) == 3
     assert load_drafter(folder).form.head_norm.value
     with pytest.raises(SystemExit, match="holds no"):
         run_program(rewrites.swapped_norms(), monkeypatch, tmp_path)
@@ -249,13 +259,16 @@ def test_a_table_is_made_again_from_the_mask(
     save_file({**tensors, "d2t": tensors["d2t"].flip(0).int()}, path, metadata={"made": "here"})
     fix = of_table()
     assert fix.snippet is not None
-    assert fix.lines == ("d2t = t2d.nonzero() - arange(len(d2t))", fix.snippet.rstrip("\n"))
+    assert fix.lines == (
+        "d2t = t2d.nonzero().flatten() - arange(len(d2t))",
+        fix.snippet.rstrip("\n"),
+    )
     run_program(fix.snippet, monkeypatch, folder)
     after = load_file(path)
     assert torch.equal(after["d2t"], tensors["d2t"].int())
     assert all(torch.equal(after[n], t) for n, t in tensors.items() if n != "d2t")
     with safe_open(path, "pt") as file:
-        assert file.metadata() == {"made": "here"}
+        assert file.metadata()["made"] == "here"
     # A mask of another size says nothing of this table, and the file is left alone.
     for wrong in ({**tensors, "t2d": torch.ones(VOCAB, dtype=torch.bool)}, {"d2t": tensors["d2t"]}):
         save_file(wrong, path)

@@ -125,7 +125,7 @@ def test_the_second_drafter_has_three_faults(made: Path, tmp_path: Path):
     lines = diagnosis["first_lines"]
     assert len(lines) <= 12
     # What serving shows once the ids alone are written, and a fix for each of the three.
-    assert any(f"accept length is {alone:.2f}: serving stays slow [inferred]" in s for s in lines)
+    assert any(f"alone mended {alone:.2f}: serving stays slow [inferred]" in s for s in lines)
     assert sum(s.strip().startswith("fix: ") for s in lines) == 3
     assert any("[-1, 2, 30]" in s for s in lines)
     cost = next(c["cost"] for c in diagnosis["causes"] if c["kind"] == "teacher")
@@ -283,7 +283,7 @@ def test_two_texts_lead_from_the_wrong_states_to_the_right_ones(made: Path, tmp_
     start = Wiring.of_states((0, 31, 59)).plain()
     result = answer(made, LAB / "drafter", tmp_path, max_samples=2, start=start)
     assert result["diagnosis"]["trained"]["states"] == [0, 3, 31]
-    assert result["diagnosis"]["verdict"] == "sound"
+    assert result["diagnosis"]["verdict"] == "undecided"  # too few to say that nothing else is wrong
     assert any("cross-entropy" in said for said in result["rounds"])
 
 
