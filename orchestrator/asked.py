@@ -124,6 +124,8 @@ def states_of(text: str) -> list[int]:
 def flags_of(text: str) -> dict[str, Any]:
     """Server flags from JSON, from `key=value,key=value` or as they stand on a command line."""
     text = text.strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1].strip()  # quoted twice, as Hydra's own values are
     if text.startswith(("{", "[")):
         try:
             flags = json.loads(text)

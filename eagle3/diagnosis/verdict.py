@@ -39,7 +39,7 @@ from eagle3.diagnosis.causes import (
 from eagle3.diagnosis.contradicted import standing
 from eagle3.diagnosis.evidence import Evidence, SlotSeen
 from eagle3.diagnosis.fixes import elsewhere, flat_copy
-from eagle3.diagnosis.kinds import STATES, WIRING
+from eagle3.diagnosis.kinds import NOT_SERVED, STATES, WIRING
 from eagle3.diagnosis.open_questions import FEW, ahead, doubts, texts_of, undecided
 from eagle3.diagnosis.signatures import signature_of
 from eagle3.diagnosis.words import joined, truth_words, value_words
@@ -142,7 +142,7 @@ def conclude(e: Evidence) -> Concluded:
         causes.append(beyond.unknown_cause(e, [lost]))
     else:
         causes += filter(None, [beyond.under_trained(e, alone=alone)])
-    causes += behind
+    causes += behind or ([] if causes else filter(None, [not_loaded(e)]))
     verdict = CAUSE if causes else SOUND
     if causes and causes[0].kind == "unknown":
         verdict = UNKNOWN
@@ -156,6 +156,27 @@ def beside_better(e: Evidence) -> bool:
     other = e.as_served
     alive = other is not None and other.accuracy.high >= beyond.DECENT * beyond.ceiling(e)
     return alive and ahead(e) is not None
+
+
+def not_loaded(e: Evidence) -> Cause | None:
+    """That the engine does not load this layout of config.json. Said as a cause where there is no other:
+    all fixes of others are changes of the copy that it takes (`Diagnosis.before`).
+    """
+    copy = flat_copy(e.config, form=e.form, asked=e.asked)
+    if copy is None or e.served is None:
+        return None
+    what = f"{e.served.engine} does not load the nested layout of this config.json"
+    return Cause(
+        kind=NOT_SERVED,
+        what=f"{what}; on a flat copy it runs the drafter as it was trained",
+        trained=value_words(e.trained.wiring, STATES),
+        served=what,
+        cost=None,
+        fixes=(copy,),
+        confidence=LIKELY,
+        evidence=f"served: {e.served.evidence.value}",
+        stops=True,
+    )
 
 
 def undecided_yet(

@@ -261,3 +261,16 @@ def test_a_difference_that_few_texts_leave_open_is_undecided():
     few = replace(trained, counts=trained.counts[:2])
     so = replace(wrong, counts=counts[:2])
     assert diagnose(evidence(few, wrong=so, alone={"states": so})).verdict == "undecided"
+
+
+def test_a_layout_that_the_engine_does_not_load_is_a_cause_where_nothing_else_is_wrong():
+    found = read_drafter(LAB / "drafter_speculators")[0].form
+    config = json.loads((LAB / "drafter_speculators" / "config.json").read_text())
+    told = diagnose(evidence(scored(wiring(), GOOD), form=found, config=config))
+    (cause,) = told.causes
+    assert (told.verdict, cause.kind, cause.stops) == ("cause", "not-served", True)
+    assert "does not load the nested layout" in told.first_lines()[0]
+    assert cause.fixes[0].possible
+    vllm = EngineAsked(name="vllm", version="0.27.0", engine_class="llama")
+    sound = evidence(scored(wiring(), GOOD), form=found, config=config, asked=vllm)
+    assert diagnose(sound).causes == ()

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from orchestrator import diagnose
-from orchestrator.asked import host_of
+from orchestrator.asked import flags_of, host_of
 from orchestrator.config import Resolved
 from orchestrator.errors import InputError
 from orchestrator.paths import CLONE
@@ -246,3 +246,8 @@ def test_where_nobody_names_a_target_it_is_asked_for(tmp_path: Path) -> None:
         stated(tmp_path, silent, silent)
     with pytest.raises(InputError, match="/nowhere does not exist there"):
         stated(tmp_path, "/nowhere", silent)
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_flags_that_are_quoted_twice_are_the_same_flags(quote: str) -> None:
+    assert flags_of(f"{quote}num_steps=4,topk=1{quote}") == {"num_steps": 4, "topk": 1}
