@@ -171,6 +171,7 @@ def test_a_kind_changes_what_it_says_and_nothing_else(
     assert again.config == after.config
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize(("each", "drafter", "layout"), every(ALIKE, 3)[::2])
 def test_what_is_to_leave_outputs_alone_does(
     each: Alike, drafter: str, layout: str, counted: Score, tmp_path: Path

@@ -266,6 +266,7 @@ def test_a_state_that_was_made_gives_way_to_a_stored_one_that_is_as_good(world: 
     assert beside.searched(start=Wiring.of_states((0, 4, 31))).best.wiring.states() == (0, 3, 31)
 
 
+@pytest.mark.runs
 def test_of_states_that_are_right_equally_often_the_likelier_is_taken(world: World) -> None:
     """A state with a little noise costs hardly a token, but probability."""
     generator = torch.Generator().manual_seed(0)
@@ -311,6 +312,7 @@ def test_the_teacher_that_the_data_really_has_is_named(world: World) -> None:
     assert found.best.accuracy.value < first.accuracy.value - 0.2
 
 
+@pytest.mark.runs
 def test_several_faults_in_the_second_drafter(world: World) -> None:
     def config(raw: dict) -> None:
         raw["norm_before_residual"] = False
@@ -320,6 +322,7 @@ def test_several_faults_in_the_second_drafter(world: World) -> None:
     assert found.teacher.name == "slot3/normed"
 
 
+@pytest.mark.runs
 def test_what_counts_cannot_tell_the_probability_of_the_teachers_choices_does(world: World) -> None:
     """A scaling that an export wrote costs this drafter hardly a token on 48 texts."""
 
@@ -336,6 +339,7 @@ def test_what_counts_cannot_tell_the_probability_of_the_teachers_choices_does(wo
     assert any("took rope=unscaled, cross-entropy" in said for said in found.rounds)
 
 
+@pytest.mark.runs
 def test_a_fixed_axis_is_left_alone_and_a_cut_one_tries_what_is_named(world: World) -> None:
     served = Wiring.of_states((3, 31, 59))
     fixed = world.searched(start=served, fixed=["states"])

@@ -283,7 +283,9 @@ def test_two_texts_lead_from_the_wrong_states_to_the_right_ones(made: Path, tmp_
     start = Wiring.of_states((0, 31, 59)).plain()
     result = answer(made, LAB / "drafter", tmp_path, max_samples=2, start=start)
     assert result["diagnosis"]["trained"]["states"] == [0, 3, 31]
-    assert result["diagnosis"]["verdict"] == "undecided"  # too few to say that nothing else is wrong
+    assert (
+        result["diagnosis"]["verdict"] == "undecided"
+    )  # too few to say that nothing else is wrong
     assert any("cross-entropy" in said for said in result["rounds"])
 
 
