@@ -12,9 +12,9 @@ from eagle3.checkpoint import DrafterCheckpoint
 from eagle3.data.form import DataForm
 from eagle3.diagnosis import measure
 from eagle3.diagnosis.answer import Diagnosis
-from eagle3.diagnosis.beyond import broken
 from eagle3.diagnosis.beyond import is_low as is_low_alone
 from eagle3.diagnosis.causes import matters
+from eagle3.diagnosis.damage import broken
 from eagle3.diagnosis.evidence import Evidence
 from eagle3.diagnosis.verdict import diagnose
 from eagle3.errors import BadInput

@@ -228,8 +228,13 @@ RAW: tuple[tuple[str, str, str, Plant, Callable[[Draft], str | None] | None], ..
     ("norm_signs", TUNING, "signs of half of the last norm's weights lost", last_norm, None),
     ("layers", TUNING, "MLP and o_proj of two layers exchanged", layers_swapped, two_layers),
 )
-KINDS: tuple[Kind, ...] = tuple(
-    Kind(
+
+
+def damage(
+    name: str, use: str, how: str, plant: Plant, why_not: Callable[[Draft], str | None] | None
+) -> Kind:
+    """A kind of damage; `why_not` None: every drafter can have it."""
+    return Kind(
         name=f"outside/{name}",
         accepted=(UNKNOWN,),
         how=how,
@@ -237,5 +242,6 @@ KINDS: tuple[Kind, ...] = tuple(
         plant=plant,
         why_not=why_not or (lambda _: None),
     )
-    for name, use, how, plant, why_not in RAW
-)
+
+
+KINDS: tuple[Kind, ...] = tuple(damage(*row) for row in RAW)

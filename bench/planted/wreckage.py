@@ -12,9 +12,9 @@ from bench.planted.alike import heads_together, hidden_units
 from bench.planted.block import in_pairs
 from bench.planted.draft import Draft
 from bench.planted.drafters import FIRST_DRAFTER, SECOND_DRAFTER, shipped
-from bench.planted.kinds import HELD_OUT, UNKNOWN, Kind, Plant, attention, generator, only
+from bench.planted.kinds import HELD_OUT, Kind, Plant, attention, generator, only
 from bench.planted.lab import LAB
-from bench.planted.outside import of
+from bench.planted.outside import damage, of
 
 SHARDS = 2  # of a tensor-parallel checkpoint
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -155,13 +155,5 @@ RAW: tuple[tuple[str, str, Plant, Callable[[Draft], str | None] | None], ...] = 
     ("q_pairs", "q's rows in pairs, k's not", in_pairs("q"), None),
 )
 KINDS: tuple[Kind, ...] = tuple(
-    Kind(
-        name=f"outside/{name}",
-        accepted=(UNKNOWN,),
-        how=how,
-        use=HELD_OUT,
-        plant=plant,
-        why_not=why_not or (lambda _: None),
-    )
-    for name, how, plant, why_not in RAW
+    damage(name, HELD_OUT, how, plant, why_not) for name, how, plant, why_not in RAW
 )

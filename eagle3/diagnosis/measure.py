@@ -11,8 +11,8 @@ from itertools import chain
 import torch
 
 from eagle3.checkpoint import DrafterCheckpoint
-from eagle3.diagnosis.beyond import USELESS
 from eagle3.diagnosis.causes import kinds_between, no_cost, with_part_of
+from eagle3.diagnosis.damage import USELESS
 from eagle3.diagnosis.evidence import Health, Mended, Part, Scored, chunk_name
 from eagle3.errors import BadInput
 from eagle3.metrics import Count, Difference, Rate, Truth, rate

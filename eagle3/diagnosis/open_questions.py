@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from eagle3.diagnosis import beyond
 from eagle3.diagnosis.behind_engine import comparable
 from eagle3.diagnosis.causes import LEAST_ACCURACY, LEAST_LENGTH, unsettled
+from eagle3.diagnosis.damage import broken
 from eagle3.diagnosis.evidence import Evidence
 from eagle3.diagnosis.kinds import kind_of
 from eagle3.diagnosis.signatures import curve_words, level
@@ -120,7 +121,7 @@ def of_truth(e: Evidence) -> Iterator[str]:
                 f"whether the training log's {e.trained_accuracy:.3f} is reached ({accuracy} here): "
                 f"{why}; {GREEDY}"
             )
-    elif beyond.is_low(e) and not level(e.by_teacher.conditional) and not beyond.broken(e):
+    elif beyond.is_low(e) and not level(e.by_teacher.conditional) and not broken(e):
         yield (
             f"why accuracy is low: the draft steps are not level "
             f"({curve_words(e.by_teacher.conditional)}), so it is not training alone; an earlier "

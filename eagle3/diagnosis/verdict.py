@@ -37,6 +37,7 @@ from eagle3.diagnosis.causes import (
     wiring_causes,
 )
 from eagle3.diagnosis.contradicted import standing
+from eagle3.diagnosis.damage import broken, ceiling
 from eagle3.diagnosis.evidence import Evidence, SlotSeen
 from eagle3.diagnosis.fixes import elsewhere, flat_copy
 from eagle3.diagnosis.kinds import NOT_SERVED, STATES, WIRING
@@ -110,7 +111,7 @@ def diagnose(e: Evidence) -> Diagnosis:
 def conclude(e: Evidence) -> Concluded:
     """Verdict and causes."""
     wiring, harmless = wiring_causes(e)
-    reasons = beyond.broken(e)
+    reasons = broken(e)
     slots = list(beyond.slot_causes(e, wiring))
     shifted = e.inspected.shift and not e.inspected.aligned
     if slots and (shifted or any(unfound(s) for s in e.inspected.slots)):
@@ -154,7 +155,7 @@ def beside_better(e: Evidence) -> bool:
     is declared or served scores higher, and may be that of one that works.
     """
     other = e.as_served
-    alive = other is not None and other.accuracy.high >= beyond.DECENT * beyond.ceiling(e)
+    alive = other is not None and other.accuracy.high >= beyond.DECENT * ceiling(e)
     return alive and ahead(e) is not None
 
 

@@ -80,17 +80,16 @@ def search(
     start = able[0]
     if len(able) == 1 and (wirings := listed(start, axes, form)):
         return searched_list(walk, start, wirings, finalists)
-    ends = []
+    ends: list[Wiring] = []
     for i, begin in enumerate(able):
         if i and any(begin in path for path in walk.paths):
             continue
         if i:
             walk.say(f"from {named(start, begin)}")
-        if i == 0:
-            ends.append(walk.climb(begin, others=able, pairs=Pairs.ALL))
-        else:
-            works = any(walk.works(end) for end in ends)
-            ends.append(walk.climb(begin, others=(), pairs=Pairs.NONE if works else Pairs.SUSPECTS))
+        pairs = Pairs.ALL
+        if i:
+            pairs = Pairs.NONE if any(map(walk.works, ends)) else Pairs.SUSPECTS
+        ends.append(walk.climb(begin, others=() if i else able, pairs=pairs))
     best = settle(walk, ends, start)
     teacher, clear = walk.teacher(best, whole=True)
     walk.notes += vocabulary_notes(scorer, start, best)

@@ -210,8 +210,8 @@ class Walk:
         singles = self.singles(here)
         lone = [change for (change,) in singles.values()]
         contestants = {**singles, **{w: () for w in others if w != here}}
-        faint = accuracy_of(self.scorer, here, teacher.name, self.look) < FAINT
-        every = faint and tried is Pairs.ALL
+        level = accuracy_of(self.scorer, here, teacher.name, self.look)
+        every = level < FAINT and tried is Pairs.ALL
         if every:
             contestants |= self.pairs(here, lone)
         taken, race_ = self.take(here, contestants, teacher)
@@ -220,7 +220,7 @@ class Walk:
         late = sorted(race_.late, key=lambda out: (-out.texts, out.behind.value))
         close = [w for w in (*race_.left, *(out.wiring for out in late)) if w in singles]
         suspects = [change for w in close if self.shows(w, here) for change in singles[w]]
-        if self.works(here):
+        if level >= WORKS:
             suspects = first_of_each(suspects, MOST_SUSPECTS)
         pairs = {w: made for w, made in self.pairs(here, suspects).items() if w not in singles}
         return self.take(here, pairs, teacher)[0] if pairs else None

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from eagle3.diagnosis.beyond import BESIDE_BIGRAM, DECENT, USELESS
+from eagle3.diagnosis.beyond import DECENT
 from eagle3.diagnosis.causes import comparisons_of
+from eagle3.diagnosis.damage import BESIDE_BIGRAM, USELESS
 from eagle3.diagnosis.evidence import Health, Inspected, Part, SlotSeen, chunk_name
 from eagle3.diagnosis.verdict import diagnose
 from eagle3.metrics import Difference
