@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eagle3.diagnosis.rewrites import head_of_target, program_lines
+from eagle3.diagnosis.rewrites import program_lines
 from eagle3.doctor.rope import ATTN_FACTOR, attention_factor, written_factor
 from eagle3.doctor.server import flags_of
 from eagle3.doctor.subject import LAYER, Drafter, EngineAsked
@@ -284,13 +284,13 @@ def head(seen: Seen, of: Looked) -> None:
             seen.stop(
                 f"the file has no lm_head.weight and config.json declares draft_vocab_size={declared}: "
                 f"{of.engine} leaves the head random and says nothing {of.known}",
-                program=head_of_target(),
+                switch="head",
             )
     elif not own and reduced:
         seen.stop(
             f"the file has no lm_head.weight: {of.engine} takes the target's head, whose rows are "
             f"target tokens, not draft tokens {of.known}",
-            program=head_of_target(),
+            switch="head",
         )
     seen.switches["head"] = Head.own if own else Head.target
 

@@ -114,8 +114,12 @@ def teacher_cause(e: Evidence) -> Cause | None:
     more = e.by_teacher.minus(e.trained, "accuracy", comparisons=comparisons_of(e))
     if more.low <= 0 or more.value < LEAST_ACCURACY:
         return None
+    # A draft vocabulary may have more of the one's tokens than of the other's, which is not learnt.
+    of_named = e.by_teacher.accuracy.value / ceiling(e)
+    if of_named - e.trained.accuracy.value / (e.trained.coverage.value or 1.0) < LEAST_ACCURACY:
+        return None
     text = e.trained.truth == Truth.next_token.value
-    if text and e.by_teacher.accuracy.value / ceiling(e) < DECENT:
+    if text and of_named < DECENT:
         return None
     learnt, theirs = searched.teacher.in_words, truth_words(e.trained.truth)
     length = rate_words(e.trained.accept_length)

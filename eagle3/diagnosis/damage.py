@@ -37,7 +37,8 @@ def broken(e: Evidence) -> tuple[str, ...]:
             f"its first token is right at {accuracy.value:.3f}, where a table of token pairs has "
             f"{e.health.bigram:.3f}",
         )
-    reasons = [idle_words(part, accuracy) for part in idle(e.health.parts, accuracy.value)]
+    reasons = list(filter(None, [e.health.blank]))
+    reasons += [idle_words(part, accuracy) for part in idle(e.health.parts, accuracy.value)]
     reasons += filter(None, [idle_states(e), foreign_vocabulary(e), damaged_norm(e)])
     signature = signature_of(e.by_teacher.conditional, e.by_teacher.conditional)
     little = NOTHING * 2 * ceiling(e)

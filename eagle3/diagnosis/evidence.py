@@ -112,6 +112,8 @@ class Health:
     parts: tuple[Part, ...]  # the whole block's first, then a layer's
     # A norm that the wiring as trained leaves out although its weights were trained, in words.
     left_out: str | None = None
+    # That much of a projection is zeros, in words.
+    blank: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from eagle3.checkpoint import DrafterCheckpoint
 from eagle3.diagnosis.causes import kinds_between, no_cost, with_part_of
 from eagle3.diagnosis.damage import USELESS
 from eagle3.diagnosis.evidence import Health, Mended, Part, Scored, chunk_name
+from eagle3.diagnosis.incomplete import blank
 from eagle3.errors import BadInput
 from eagle3.metrics import Count, Difference, Rate, Truth, rate
 from eagle3.model import Drafter
@@ -149,6 +150,7 @@ def health(
         bigram=bigram_accuracy(scorer.texts, teacher),
         parts=tuple(parts),
         left_out=left_out(checkpoint, scorer.target, wiring),
+        blank=blank(checkpoint),
     )
 
 

@@ -24,6 +24,11 @@ DOUBLE_PATCH = (
     "of `self.hidden_norm(hidden_states)` in the first layer"
 )
 
+EXPORTED = (
+    "lm_head.weight as it was trained (SpecForge), exported again; of a trainer that keeps the target's "
+    "rows (speculators), what follows"
+)
+
 
 def of_d2t(case: Case) -> tuple[Fix, ...]:
     """The table as offsets, which every engine reads."""
@@ -108,7 +113,8 @@ def of_head(case: Case) -> tuple[Fix, ...]:
         edit.put("draft_vocab_size", case.form.draft_vocab.value)
         return (case.edited(edit),)
     first = None if case.trained.d2t is D2T.offset else "the program for d2t, run before this one"
-    rows = case.fix(snippet=rewrites.head_of_target(), needs=first)
+    lines = (EXPORTED,) if case.form.head.value == Head.target.value else ()
+    rows = case.fix(*lines, snippet=rewrites.head_of_target(), needs=first)
     if whole and case.name == "sglang":
         edit = case.edit()
         edit.put("draft_vocab_size", None)

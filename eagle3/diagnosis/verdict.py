@@ -40,6 +40,7 @@ from eagle3.diagnosis.contradicted import standing
 from eagle3.diagnosis.damage import broken, ceiling
 from eagle3.diagnosis.evidence import Evidence, SlotSeen
 from eagle3.diagnosis.fixes import elsewhere, flat_copy
+from eagle3.diagnosis.incomplete import absent_head
 from eagle3.diagnosis.kinds import NOT_SERVED, STATES, WIRING
 from eagle3.diagnosis.open_questions import FEW, ahead, doubts, texts_of, undecided
 from eagle3.diagnosis.signatures import signature_of
@@ -119,6 +120,13 @@ def conclude(e: Evidence) -> Concluded:
         left = [f"on this data: {reason}" for reason in reasons]
         return Concluded(verdict=CAUSE, causes=tuple(slots), because=(), notes=(*harmless, *left))
     open_ones = doubts(e)
+    absent = absent_head(e)
+    if absent is not None and reasons:
+        # What stands in for a head says nothing of the rest.
+        left = [f"with the target's rows for a head: {reason}" for reason in reasons]
+        return Concluded(
+            verdict=CAUSE, causes=(absent, *slots), because=(), notes=(*harmless, *left)
+        )
     if reasons and (beside_better(e) or texts_of(e) < FEW):
         return undecided_yet(open_ones, slots, harmless)
     if reasons:
@@ -129,9 +137,10 @@ def conclude(e: Evidence) -> Concluded:
             verdict=UNKNOWN, causes=(unknown, *slots), because=reasons, notes=tuple(notes)
         )
     explained = {kind for slot in slots for kind in slot.explains}
-    causes = by_cost(
-        [c for c in wiring if c.kind not in explained] + slots + list(mended_causes(e))
-    )
+    wiring = [c for c in wiring if c.kind not in explained]
+    if absent is not None:
+        wiring = [absent, *(c for c in wiring if c.kind != absent.kind)]
+    causes = by_cost(wiring + slots + list(mended_causes(e)))
     causes = with_teacher(e, causes)
     causes += filter(None, [beyond.coverage_cause(e)])
     behind = list(engine_causes(e))

@@ -381,6 +381,13 @@ def test_beside_a_text_only_a_teacher_that_is_agreed_with_decently_is_one():
     assert "teacher" in kinds(evidence(text, teacher=SLOT3, by_teacher=far))
 
 
+def test_a_teacher_of_whose_tokens_the_vocabulary_only_has_more_was_not_learnt():
+    target = scored(T, (0.53, 0.7, 0.7, 0.7), coverage=0.71)
+    for coverage, wanted in ((0.76, ["coverage"]), (0.71, ["teacher", "coverage"])):
+        learnt = scored(T, (0.57, 0.7, 0.7, 0.7), coverage=coverage, truth=SLOT3.name)
+        assert kinds(evidence(target, teacher=SLOT3, by_teacher=learnt)) == wanted
+
+
 # Order of the causes, and what is said once.
 
 
