@@ -53,6 +53,8 @@ def inside(measured: float, predicted: Rate) -> bool:
 
 def comparable(e: Evidence) -> str | None:
     """Why the engine's figure cannot be set beside the predicted one; None: it can."""
+    if e.engine_accept_length is not None and e.as_served is None:
+        return unpredicted(e)
     steps, scored = stated_steps(e), e.trained.steps
     if steps is None:
         if e.engine_accept_length is None or e.as_served is None or scored == 1:
@@ -73,6 +75,16 @@ def comparable(e: Evidence) -> str | None:
             f"other ceilings; score with job.steps={steps}"
         )
     return None
+
+
+def unpredicted(e: Evidence) -> str:
+    """Why nothing is predicted that the engine's figure could be set beside."""
+    if e.served is not None and e.served.wiring is None:
+        return (
+            f"an engine that reports one runs the drafter, which {e.served.engine} does not as its code "
+            "was read; is that the release and class that runs, and this the checkpoint that it got?"
+        )
+    return f"what it feeds is not scored here: {e.why_not_served}"
 
 
 def stated_steps(e: Evidence) -> Any:

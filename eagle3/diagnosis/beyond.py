@@ -172,9 +172,11 @@ def slot_causes(e: Evidence, wiring: Sequence[Cause]) -> Iterator[Cause]:
         # Whoever believes the labels serves, or declares, the trained states by their wrong names.
         trained, held = e.trained.wiring.states(), e.wrong.states()
         named_so = held != trained and held == inspected.labelled(trained)
+        fed = e.served if e.served is not None and e.served.wiring is not None else None
+        right = f"; {fed.engine} feeds what it was trained on" if fed and held == trained else ""
         yield Cause(
             kind="slots",
-            what=joined([s.in_words for s in wrong]),
+            what=joined([s.in_words for s in wrong]) + right,
             trained=joined([f"slot {s.index}: state {s.state}" for s in wrong if s.found])
             or "no state of this target",
             served=joined([f"slot {s.index}: state {s.declared}" for s in wrong]),
@@ -217,7 +219,7 @@ def slots_fix(slots: Sequence[SlotSeen]) -> Fix:
             left="a slot holds no state of this target",
         )
     states = ",".join("null" if s.state is None else str(s.state) for s in slots)
-    return plain_fix(f"data.states=[{states}]", evidence=MEASURED)
+    return plain_fix(f"states=[{states}] (in a config: data.states)", evidence=MEASURED)
 
 
 def coverage_cause(e: Evidence) -> Cause | None:

@@ -236,7 +236,7 @@ def wiring_cause(e: Evidence, kind: str, name: str, so: Scored | None) -> Cause:
     costless = None if so is None else no_cost(e.trained, so)
     return Cause(
         kind=kind,
-        what=difference_of(e, name),
+        what=difference_of(e, name) + by_teacher_alone(e, kind, so),
         trained=ours,
         served=theirs,
         cost=cost,
@@ -244,6 +244,17 @@ def wiring_cause(e: Evidence, kind: str, name: str, so: Scored | None) -> Cause:
         confidence=confidence_of(e, kind, so),
         evidence=f"trained: {how_trained(e, name)}; {verb(e)}: {how_known(e, name)}"
         + (f"; no cost in accept length: {costless}" if costless else ""),
+    )
+
+
+def by_teacher_alone(e: Evidence, kind: str, so: Scored | None) -> str:
+    """What the difference costs against what the drafter learnt, where that alone settles it."""
+    learnt, many = e.alone_by_teacher.get(kind), comparisons_of(e, kind)
+    if so is None or learnt is None or matters(e.trained, so, many):
+        return ""
+    return (
+        f"; against what it learnt, {e.searched.teacher.in_words}: "
+        f"{lost_words(e.by_teacher, learnt, many)}"
     )
 
 
@@ -352,6 +363,8 @@ def stop_cause(e: Evidence, served: ServedWiring, kind: str, why: str) -> Cause:
     name = switch_of(kind) or STATES
     ours = value_words(e.trained.wiring, name)
     ground = served.evidence.value
+    # An engine that reports an accept length has started, whatever was read.
+    doubtful = ground == "inferred" or e.engine_accept_length is not None
     return Cause(
         kind=kind,
         what=f"trained on {ours}; {served.engine}: {why}" if kind == STATES else why,
@@ -359,7 +372,7 @@ def stop_cause(e: Evidence, served: ServedWiring, kind: str, why: str) -> Cause:
         served=why,
         cost=None,
         fixes=fixes_of(e, kind),
-        confidence=POSSIBLE if ground == "inferred" else LIKELY,
+        confidence=POSSIBLE if doubtful else LIKELY,
         evidence=f"trained: {how_trained(e, name)}; served: {ground}",
         stops=True,
     )

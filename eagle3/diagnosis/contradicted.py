@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from eagle3.diagnosis import beyond
-from eagle3.diagnosis.causes import how_trained
+from eagle3.diagnosis.causes import how_trained, is_open, lost_words, shows
 from eagle3.diagnosis.evidence import Evidence
+from eagle3.diagnosis.kinds import kind_of
 from eagle3.diagnosis.words import value_words
 from eagle3.doctor.findings import MEASURED, Finding
 from eagle3.search.axes import value_of
@@ -35,12 +36,17 @@ ENDINGS = ("-ignored", "-differs", "-not-stated")
 OF_TEACHER = ("teacher-is-not-the-end", "wrong-teacher")
 
 
-def contradiction(e: Evidence, finding: Finding) -> str | None:
-    """Why a finding does not hold for this drafter, measured; None: nothing speaks against it."""
+def switch_of_finding(finding: Finding) -> str | None:
+    """The switch that it is about; None: none, or several."""
     name = finding.name
     for ending in ENDINGS:
         name = name.removesuffix(ending)
-    switch = OF_SWITCHES.get(name)
+    return OF_SWITCHES.get(name)
+
+
+def contradiction(e: Evidence, finding: Finding) -> str | None:
+    """Why a finding does not hold for this drafter, measured; None: nothing speaks against it."""
+    switch = switch_of_finding(finding)
     trained = e.trained.wiring
     if switch is None or value_of(trained, switch) != value_of(e.wrong, switch):
         return None
@@ -58,10 +64,24 @@ def standing(e: Evidence, findings: Sequence[Finding]) -> tuple[list[Finding], l
     for finding in findings:
         why = contradiction(e, finding)
         if why is None:
-            kept.append(of_data_alone(e, finding))
+            kept.append(without_cost(e, of_data_alone(e, finding)))
         else:
             refuted[finding.name] = why
     return kept, list(refuted.values())
+
+
+def without_cost(e: Evidence, finding: Finding) -> Finding:
+    """The finding as a warning where the difference that it names costs nothing on these texts."""
+    kind = kind_of(switch_of_finding(finding) or "")
+    so = e.alone.get(kind)
+    if so is None or shows(e, kind, so) or is_open(e, so) is not None:
+        return finding
+    return replace(
+        finding,
+        severity="warning",
+        effect=f"{finding.effect}; on these texts that makes no settled difference "
+        f"({lost_words(e.trained, so)})",
+    )
 
 
 def of_data_alone(e: Evidence, finding: Finding) -> Finding:

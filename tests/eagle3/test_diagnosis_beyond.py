@@ -78,9 +78,11 @@ def test_slots_that_are_not_what_is_declared():
     )
     (cause,) = d.causes
     assert cause.kind == "slots"
-    assert cause.fixes[0].lines == ("data.states=[0,3,31,59]",)
+    assert cause.fixes[0].lines == ("states=[0,3,31,59] (in a config: data.states)",)
     assert cause.cost is not None
     assert cause.cost.accuracy_so == as_declared.accuracy
+    # The labels are wrong, and nothing that is served.
+    assert cause.what.endswith("; SGLang 0.5.12, class kimi_k25 feeds what it was trained on")
 
 
 def test_a_slot_of_no_state_of_this_target_has_to_be_captured_again():

@@ -63,6 +63,20 @@ def test_a_switch_that_is_run_as_it_was_trained_is_no_fault(
     assert kept(faulty, name) == (True, False)
 
 
+def test_what_costs_nothing_here_is_a_warning_that_says_so() -> None:
+    trained = scored(replace(T, residual=Residual.normed), GOOD)
+    so = scored(replace(T, **RAW), (GOOD[0] - 0.005, *GOOD[1:]))
+    e = evidence(trained, wrong=so, alone={"residual": so})
+    (said,) = answer(e, IGNORED).findings
+    assert said.severity == "warning"
+    assert "makes no settled difference" in said.effect
+    costly = scored(replace(T, **RAW), POOR)
+    (kept_one,) = answer(
+        evidence(trained, wrong=costly, alone={"residual": costly}), IGNORED
+    ).findings
+    assert kept_one == finding(IGNORED)
+
+
 def test_what_the_texts_do_not_tell_leaves_the_finding() -> None:
     e = evidence(scored(replace(T, **RAW), GOOD))
     unclear = replace(e, searched=replace(e.searched, unclear=("residual",)))

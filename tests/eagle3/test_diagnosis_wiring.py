@@ -160,6 +160,30 @@ def test_what_the_drafter_learnt_shows_a_difference_that_the_target_hardly_does(
         alone_by_teacher={"states": scored(S, POOR, truth=SLOT3.name)},
     )
     assert set(kinds(e)) == {"teacher", "states"}
+    # What the target's own choice does not settle is told by what does.
+    (states,) = (c for c in diagnose(e).causes if c.kind == "states")
+    assert "; against what it learnt, the data's last slot: +" in states.what
+    assert "accept length lost by it" in states.what
+    settled = evidence(scored(T, GOOD), wrong=scored(S, DEAD), alone={"states": scored(S, DEAD)})
+    assert "against what it learnt" not in diagnose(settled).causes[0].what
+
+
+def test_an_engine_that_reports_an_accept_length_has_started_whatever_was_read():
+    e = evidence(
+        scored(T, GOOD),
+        served=served(None, problems=("id -1 names no layer",)),
+        as_served=None,
+        why_not_served="the engine does not run it",
+        engine_accept_length=2.4,
+    )
+    d = diagnose(e)
+    assert [c.confidence for c in d.causes] == ["possible"]
+    assert d.engine_figure is not None
+    assert "2.40 is not compared: an engine that reports one runs the drafter" in d.engine_figure
+    assert any(line.strip().startswith("the engine's own 2.40") for line in d.first_lines())
+    # One that runs states which no data holds may report what it likes.
+    far = replace(e, served=served(S), why_not_served="state 59 is not in the data")
+    assert "state 59 is not in the data" in str(diagnose(far).engine_figure)
 
 
 def test_an_engine_that_does_not_start_is_told_with_its_problem():
