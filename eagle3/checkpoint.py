@@ -20,6 +20,7 @@ from torch import Tensor
 
 from eagle3.checkpoints import LAYOUTS, examine
 from eagle3.checkpoints.agree import PASSED_OVER, expected_shapes, optional_shapes, own_name
+from eagle3.checkpoints.refused import other_kinds
 from eagle3.errors import BadInput
 from eagle3.files import first_line, load_pt, read_json
 from eagle3.form import DrafterForm
@@ -66,6 +67,8 @@ def load_drafter(
     files = read_files(weights)
     turns = [files.pop(name) for name in list(files) if PASSED_OVER.fullmatch(name)]
     shapes = {name: tuple(t.shape) for name, t in files.items()}
+    if kinds := other_kinds(config, shapes):
+        raise BadInput(f"the checkpoint in {folder} {'; it '.join(kinds)}")
     form, faults = examine(config, shapes, where, layout=layout)
     tensors = {own_name(name): tensor for name, tensor in files.items()}
     faults += wrong_tensors(form, tensors) + wrong_numbers(files)

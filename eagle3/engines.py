@@ -135,14 +135,18 @@ def rule_for(ecosystem: str, version: str | None, engine_class: str | None) -> R
             f"{ecosystem} {version} was built before the release in which this changed; "
             "look into its code (known_checkout) or name a release"
         )
-    oldest, newest = READ.get(ecosystem, (version, version))
-    if key < parse_version(oldest) or key > (parse_version(newest)[0], 1):
+    if outside := unread(ecosystem, version):
         evidence = Evidence.inferred
-        notes.append(
-            f"{version} was not read (what was read: {oldest} to {newest}); this is the row of the "
-            "nearest release"
-        )
+        notes.append(f"{outside}; this is the row of the nearest release")
     return replace(row, evidence=evidence, notes=(*row.notes, *notes))
+
+
+def unread(ecosystem: str, version: str) -> str | None:
+    """That a release lies outside those whose source was read; None: within."""
+    oldest, newest = READ.get(ecosystem, (version, version))
+    if parse_version(oldest) <= parse_version(version) <= (parse_version(newest)[0], 1):
+        return None
+    return f"{version} was not read (what was read: {oldest} to {newest})"
 
 
 def plain_class(name: str) -> str:
@@ -164,6 +168,7 @@ def _of_class(
             raise BadInput(
                 f"{' '.join(filter(None, (rows[0].ecosystem, version)))} reads layer ids in another "
                 f"way for {' and '.join(special)}; say which class the target is: engine_class=NAME"
+                + ("" if version else ", and which release: engine_version=X")
             )
         if any(row not in others for row in held):
             notes.append("no class was given; whether states 0 and n can be captured depends on it")

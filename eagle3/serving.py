@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from eagle3.conventions import KEY, NESTED, READ, Evidence
-from eagle3.engines import plain_class
+from eagle3.conventions import KEY, NESTED, Evidence
+from eagle3.engines import plain_class, unread
 from eagle3.errors import BadInput
 from eagle3.releases import holds, parse_version
 
@@ -310,8 +310,6 @@ def serving_for(ecosystem: str, version: str | None, architecture: str | None) -
             f"{ecosystem} {version} has no place for a drafter of {architecture}; it has one from "
             f"{rows[0].since} on"
         )
-    oldest, newest = READ.get(ecosystem, (version, version))
-    if key < parse_version(oldest) or key > (parse_version(newest)[0], 1):
-        note = f"{version} was not read (what was read: {oldest} to {newest})"
-        return replace(row, evidence=Evidence.inferred, notes=(*row.notes, note))
+    if outside := unread(ecosystem, version):
+        return replace(row, evidence=Evidence.inferred, notes=(*row.notes, outside))
     return row

@@ -215,6 +215,9 @@ def inspect(asked: Asked, kit: Kit, known: Read) -> tuple[Inspected, DataForm, i
     slots = judge(form, meter.figures, located, kit.target.num_layers, asked.seed)
     seen = tuple(seen_slot(slot) for slot in slots)
     shift = slots[form.teacher].data_shift
+    if any(slot.state is None for slot in form.slots) and all(s.state is not None for s in seen):
+        found = ",".join(str(s.state) for s in seen)
+        notes.append(f"which states the slots hold was looked for; states=[{found}] spares that")
     inspected = Inspected(
         slots=seen,
         findings=tuple(findings(form, slots, meter.same, tail=0)),

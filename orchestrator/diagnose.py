@@ -78,6 +78,8 @@ def run(arguments: list[str]) -> int:
     asked = parse(arguments)
     host = host_of(asked)
     experiment = experiment_of(asked, host)
+    if host["alias"] is None:
+        check_here(experiment)
 
     from orchestrator.loop import run as run_loop
     from orchestrator.runs import exit_code
@@ -158,6 +160,19 @@ def experiment_of(asked: Asked, host: Mapping[str, Any]) -> dict[str, Any]:
         if not override.lstrip("+").startswith("host."):
             put_override(experiment, override)
     return experiment
+
+
+def check_here(experiment: Mapping[str, Any]) -> None:
+    """Raise InputError for a path that is not on this machine, before anything is asked or filed."""
+    given = {role: experiment.get(role, {}).get("path") for role in ROLES}
+    given["target_argmax"] = experiment.get("data", {}).get("target_argmax")
+    given["engine_checkout"] = experiment.get("engine", {}).get("checkout")
+    for role, path in given.items():
+        if path is not None and not Path(path).expanduser().exists():
+            raise InputError(
+                f"{role}={path} does not exist on this machine; correct it, or name the host that has "
+                "it: host=NAME"
+            )
 
 
 def job_settings(settings: Mapping[str, str]) -> dict[str, Any]:

@@ -140,12 +140,20 @@ def list_runs(session: Session, asked: Asked) -> int:
     return 1 if lost else 0
 
 
+def diagnosed(paths: RunPaths) -> str:
+    """What a run's diagnosis found, in a line; '' of a run that asked for none, or got none."""
+    if read_record(paths.run)["job"] != "diagnose" or not paths.result.is_file():
+        return ""
+    diagnosis = read_record(paths.result).get("diagnosis") or {}
+    return str(diagnosis.get("headline", ""))
+
+
 def standing(session: Session, paths: RunPaths, lost: dict[str, str]) -> dict[str, str]:
     """A run's state, and its verdict or what else is to be said."""
     if paths.verdict.is_file():
         verdict = read_record(paths.verdict)
         ended = read_record(paths.exit) if paths.exit.is_file() else {"state": "not started"}
-        word = verdict["verdict"].replace("_", " ")
+        word = diagnosed(paths) or verdict["verdict"].replace("_", " ")
         filed = "" if paths.filed.is_file() else ", not filed"
         return {"state": state_in_words(ended), "said": word + filed}
     try:

@@ -347,4 +347,5 @@ def table(d: Diagnosis) -> Iterator[str]:
     if d.served is not None:
         yield from (f"- {name}: {why}" for name, why in d.served.because.items())
         yield from (f"- {problem}" for problem in d.served.problems)
+        yield from (f"- {note}" for note in d.served.notes if note not in d.notes)
         yield ""

@@ -41,11 +41,12 @@ from eagle3.diagnosis.damage import broken, ceiling
 from eagle3.diagnosis.evidence import Evidence, SlotSeen
 from eagle3.diagnosis.fixes import elsewhere, flat_copy
 from eagle3.diagnosis.incomplete import absent_head
-from eagle3.diagnosis.kinds import NOT_SERVED, STATES, WIRING
+from eagle3.diagnosis.kinds import NOT_SERVED, ORDER, STATES, WIRING
 from eagle3.diagnosis.open_questions import FEW, ahead, doubts, texts_of, undecided
 from eagle3.diagnosis.signatures import signature_of
 from eagle3.diagnosis.words import joined, truth_words, value_words
 from eagle3.doctor.findings import Finding, ordered
+from eagle3.engines import unread
 from eagle3.metrics import Truth
 
 LOWER = {CERTAIN: LIKELY, LIKELY: POSSIBLE, POSSIBLE: POSSIBLE}
@@ -85,7 +86,7 @@ def diagnose(e: Evidence) -> Diagnosis:
         undecided=tuple(undecided(e)),
         doubts=tuple(doubts(e)),
         elsewhere=()
-        if concluded.verdict in (UNKNOWN, UNDECIDED)
+        if not of_states(e, concluded)
         else elsewhere(
             e.trained.wiring.states(),
             num_layers=e.num_layers,
@@ -107,6 +108,15 @@ def diagnose(e: Evidence) -> Diagnosis:
         before=flat_copy(e.config, form=e.form, asked=e.asked),
         config=mended_config(e, [cause.kind for cause in concluded.causes]),
     )
+
+
+def of_states(e: Evidence, concluded: Concluded) -> bool:
+    """Whether it is of use what other engines are told for these states: they are known, and no engine
+    is, or the one that is feeds others, or does not start.
+    """
+    if concluded.verdict in (UNKNOWN, UNDECIDED):
+        return False
+    return e.served is None or any(c.kind in (STATES, ORDER) or c.stops for c in concluded.causes)
 
 
 def conclude(e: Evidence) -> Concluded:
@@ -307,7 +317,10 @@ def confidence(e: Evidence, concluded: Concluded) -> str:
     elif e.trained.truth != Truth.target_argmax.value:
         reasons.append(f"against {truth_words(e.trained.truth)}")
     if e.served is not None:
-        reasons.append(f"what {e.served.engine} does is known by: {e.served.evidence.value}")
+        known = e.served.evidence.value
+        outside = unread(e.asked.name, e.asked.version) if e.asked and e.asked.version else None
+        more = f", since {outside}" if outside else ""
+        reasons.append(f"what {e.served.engine} does is known by: {known}{more}")
     else:
         reasons.append("no engine was named")
     verified = [s for s in e.inspected.slots if s.verdict == "verified"]

@@ -189,6 +189,22 @@ def test_a_slip_is_told_before_anything_is_asked(arguments: list[str], words: st
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("role", ["drafter", "data", "target", "target_argmax", "engine_checkout"])
+def test_a_path_that_is_not_here_is_said_before_anything_is_filed(
+    tmp_path: Path, role: str
+) -> None:
+    results = tmp_path / "results"
+    given = {
+        **{"drafter": str(tmp_path), "data": str(tmp_path), "engine": "sglang"},
+        **{role: str(tmp_path / "nowhere"), "results": str(results)},
+    }
+    with pytest.raises(
+        InputError, match=f"{role}={tmp_path}/nowhere does not exist on this machine"
+    ):
+        diagnose.run([f"{key}={value}" for key, value in given.items()])
+    assert not results.exists()
+
+
 @pytest.mark.parametrize("arguments", [["-h"], [], ["drafter=lab", "--help"]])
 def test_usage_is_shown_without_anything_slow(arguments: list[str]) -> None:
     program = (

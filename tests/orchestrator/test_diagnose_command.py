@@ -66,6 +66,8 @@ def test_a_diagnosis_is_answered_first_and_filed_and_repeated_from_its_folder(
     assert parent.data.tags["diagnosis"].startswith(f"{said['verdict']}: ")
     assert len(finalists) == len(record(folder, "result.json")["ranked"]) > 1
     assert {run.info.status for run in [parent, *finalists]} == {"FINISHED"}
+    assert main(["runs", f"results={world.results}"]) == 0
+    assert said["headline"][:30] in " ".join(capfd.readouterr().out.split())
 
     experiment = folder / "experiment" / "diagnose.yaml"
     line = experiment.read_text().splitlines()[1].removeprefix("# ")
@@ -108,10 +110,12 @@ def test_a_diagnosis_left_to_itself_is_taken_up_and_answered_first(
 def test_what_the_host_refuses_is_told_behind_the_heading(
     world: World, question: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*question, "target=/nowhere"]) == 2
+    empty = world.root / "empty"
+    empty.mkdir()
+    assert main([*question, f"target={empty}"]) == 2
     out = capfd.readouterr().out
     assert out.startswith("diagnose ──")
-    assert "/nowhere does not exist there" in out
+    assert f"{empty} holds no config.json" in out
 
 
 def test_a_search_ranks_from_a_start_and_without_one(
