@@ -10,7 +10,7 @@ import torch
 
 from bench.planted.draft import SGLANG, SGLANG_OLD, VLLM, Draft
 from bench.planted.dumps import Stored
-from bench.planted.kinds import ALONE, BRINGS, HELD_OUT, Kind, nested_only, one_layer, only
+from bench.planted.kinds import ALONE, BRINGS, TUNING, Kind, nested_only, one_layer, only
 from bench.planted.lab import live_target
 from bench.planted.stored import of_others
 from eagle3.lab.target import LiveTarget
@@ -122,7 +122,7 @@ KINDS: tuple[Kind, ...] = (
         accepted=("slots",),
         how="the deepest aux slot holds its state behind the target's final norm, as the last of "
         "transformers' hidden_states does",
-        use=HELD_OUT,
+        use=TUNING,
         shows=ALONE,
         plant=deepest_normed,
         why_not=even_chunks,
@@ -132,7 +132,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("ids", "slots", "fc"),
         accepted=("slots",),
         how="aux slots hold what the layer before them added, without the residual stream",
-        use=HELD_OUT,
+        use=TUNING,
         shows=ALONE,
         plant=branches,
     ),
@@ -141,7 +141,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("ids", "slots", "fc"),
         accepted=("slots",),
         how=f"all slots were captured from a build of the target with weights of {BITS} bits",
-        use=HELD_OUT,
+        use=TUNING,
         shows=ALONE,
         plant=of_quantised,
     ),
@@ -150,7 +150,7 @@ KINDS: tuple[Kind, ...] = (
         touches=("slots", "ids"),
         accepted=("token", "slots"),
         how="input_ids hold their first token twice, the states are of a text where it stands once",
-        use=HELD_OUT,
+        use=TUNING,
         shows=ALONE,
         plant=first_twice,
     ),
@@ -160,7 +160,7 @@ KINDS: tuple[Kind, ...] = (
         accepted=("teacher",),
         how="trained to say what the target's head says behind the final norm twice, as where a trainer "
         "norms SpecForge's last state again",
-        use=HELD_OUT,
+        use=TUNING,
         plant=normed_twice,
         why_not=of_others,
     ),
@@ -168,7 +168,7 @@ KINDS: tuple[Kind, ...] = (
         name="not-served/nested",
         accepted=("not-served",),
         how="a config in speculators' layout, and SGLang, which does not load it",
-        use=HELD_OUT,
+        use=TUNING,
         shows=BRINGS,
         plant=nested_in_sglang,
         why_not=nested_only,
@@ -178,7 +178,7 @@ KINDS: tuple[Kind, ...] = (
         accepted=("not-served",),
         how="the first layer is called layers.0 in a flat config, and SGLang 0.5.9, which knows "
         "midlayer alone",
-        use=HELD_OUT,
+        use=TUNING,
         shows=BRINGS,
         plant=old_names,
         why_not=one_layer,
@@ -187,7 +187,7 @@ KINDS: tuple[Kind, ...] = (
         name="not-served/id_twice",
         accepted=("not-served", "states"),
         how="one id stands in config.json twice: vLLM captures two states, and fc takes three",
-        use=HELD_OUT,
+        use=TUNING,
         shows=BRINGS,
         plant=id_twice,
     ),

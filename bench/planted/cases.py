@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.planted import (
     alike,
     block,
     captures,
+    conversions,
+    deployments,
+    disguises,
     exports,
     handovers,
     harmless,
     outside,
+    recordings,
+    ruin,
     settings,
     stored,
+    unserved,
+    vocabularies,
     wreckage,
 )
 from bench.planted.draft import Draft, Engine
@@ -43,10 +50,19 @@ KINDS: dict[str, Kind] = {
         *exports.KINDS,
         *handovers.KINDS,
         *captures.KINDS,
+        *vocabularies.KINDS,
+        *conversions.KINDS,
+        *deployments.KINDS,
+        *unserved.KINDS,
+        *recordings.KINDS,
     )
 }
-OUTSIDE_KINDS: dict[str, Kind] = {kind.name: kind for kind in (*outside.KINDS, *wreckage.KINDS)}
-ALIKE: dict[str, Alike] = {each.name: each for each in (*alike.ALIKE, *harmless.ALIKE)}
+OUTSIDE_KINDS: dict[str, Kind] = {
+    kind.name: kind for kind in (*outside.KINDS, *wreckage.KINDS, *ruin.KINDS)
+}
+ALIKE: dict[str, Alike] = {
+    each.name: each for each in (*alike.ALIKE, *harmless.ALIKE, *disguises.ALIKE)
+}
 PAIRS, CONTROLS = 30, 150
 OUTSIDE_SHARE = 5  # one case in so many is outside
 TEXTS = 90  # that every target has written
@@ -228,10 +244,9 @@ class Maker:
             for lab in labs
             for layout in LAYOUTS
         ]
+        places = {each.name: list(self.places(each)) for each in ALIKE.values()}
         disguised = [
-            self.case(SOUND, (each.name,), drafter, layout)
-            for each in ALIKE.values()
-            for drafter, layout in self.places(each)
+            self.case(SOUND, (name,), drafter, layout) for name, drafter, layout in around(places)
         ]
         share = disguised[: count // 2]
         yield from share
@@ -245,15 +260,20 @@ class Maker:
         places = {kind.name: list(self.places(kind)) for kind in OUTSIDE_KINDS.values()}
         for of_kind in places.values():
             rng.shuffle(of_kind)
-        once = [
-            (name, *of_kind[turn])
-            for turn in range(max(map(len, places.values())))
-            for name, of_kind in places.items()
-            if turn < len(of_kind)
-        ]
+        once = list(around(places))
         for number in range(-(-others // (OUTSIDE_SHARE - 1))):
             name, drafter, layout = once[number % len(once)]
             yield self.case(OUTSIDE, (name,), drafter, layout, number // len(once))
+
+
+def around(
+    places: Mapping[str, Sequence[tuple[str, str]]],
+) -> Iterator[tuple[str, str, str]]:
+    """Every kind with each of its places, the first of every kind before the second of any."""
+    for turn in range(max(map(len, places.values()))):
+        for name, of_kind in places.items():
+            if turn < len(of_kind):
+                yield name, *of_kind[turn]
 
 
 def all_cases(seed: int, *, held_out: bool) -> list[Case]:

@@ -9,7 +9,7 @@ import torch
 from bench.planted.alike import full_precision
 from bench.planted.draft import Draft
 from bench.planted.drafters import target_embedding
-from bench.planted.kinds import HELD_OUT, Alike, attention, flat_only, generator, only
+from bench.planted.kinds import TUNING, Alike, attention, flat_only, generator, only
 
 # ModelOpt's block, of values that are every drafter's here.
 MODELOPT = {
@@ -125,43 +125,43 @@ ALIKE: tuple[Alike, ...] = (
     Alike(
         name="norms_folded",
         how="weights of norms multiplied into the projections behind them, ones left in their place",
-        use=HELD_OUT,
+        use=TUNING,
         plant=norms_folded,
     ),
     Alike(
         name="values_turned",
         how="v and o turned against each other in every head",
-        use=HELD_OUT,
+        use=TUNING,
         plant=values_turned,
     ),
     Alike(
         name="pairs_scaled",
         how="q's rows scaled by powers of two, alike in each pair that turns, and k's by their inverse",
-        use=HELD_OUT,
+        use=TUNING,
         plant=pairs_scaled,
     ),
     Alike(
         name="head_moved",
         how="one vector added to every row of the head",
-        use=HELD_OUT,
+        use=TUNING,
         plant=head_moved,
     ),
     Alike(
         name="tables_small",
         how="d2t as int32 and t2d as bytes",
-        use=HELD_OUT,
+        use=TUNING,
         plant=tables_small,
     ),
     Alike(
         name="table_scaled",
         how="the target's embedding in the file, sixteen times as large",
-        use=HELD_OUT,
+        use=TUNING,
         plant=table_scaled,
     ),
     Alike(
         name="modelopt_block",
         how="ModelOpt's keys in eagle_config, all as they are anyway",
-        use=HELD_OUT,
+        use=TUNING,
         plant=modelopt_block,
         why_not=flat_only,
     ),
@@ -169,7 +169,7 @@ ALIKE: tuple[Alike, ...] = (
         name="even_norm_off",
         how="norm_output is false, SpecForge's key for the norm in front of the head, whose weights are "
         "all alike; no engine is named",
-        use=HELD_OUT,
+        use=TUNING,
         plant=even_norm_off,
         engines=lambda _: (None,),
         why_not=of_raw_feedback,

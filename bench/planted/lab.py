@@ -1,10 +1,10 @@
-"""The lab's target, four targets made of it, and texts that they wrote with all their states.
+"""The lab's target, six targets made of it, and texts that they wrote with all their states.
 
 A drafter is sound only beside a target whose end is what it was trained to say. The second lab drafter
 learnt what state 59 says, so its target is the lab's without the two layers behind that state; and
-where the lab's target goes on for two more layers, its end is a mere slot of the longer one. In the
-third the final norm has weights of its own, and the head says without that norm what the lab's says;
-in the fourth it says so behind that norm and the same once more.
+where a target goes on for two more layers, or for one, its end is a mere slot of the longer one. Two
+have a final norm with weights of its own, and a head that says without them what the lab's says, or
+what the one that ends at state 59 says; another says so behind that norm and the same once more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ from eagle3.lab.target import LiveTarget
 from eagle3.repetition import cut
 
 LAB = Path(__file__).resolve().parent.parent.parent / "lab"
-TARGETS = ("whole", "ends_at_59", "goes_on", "own_norm", "normed_twice")
+TARGETS = (
+    "whole",
+    "ends_at_59",
+    "goes_on",
+    "own_norm",
+    "normed_twice",
+    "one_more",
+    "own_norm_at_59",
+)
+MORE = {"goes_on": (2, 2), "one_more": (1, 3)}  # how many more layers, and how much louder
 LOUD = ("o_proj.weight", "down_proj.weight")
 SPREAD = 0.7  # of the own norm's weights, in their logarithm
 PROMPT, NEW_TOKENS, WINDOW, LEAST = 48, 96, 24, 24  # as conf/data/lab.yaml has them
@@ -56,30 +65,33 @@ def live_target(name: str) -> LiveTarget:
     whole = load_live(LAB / "target")
     if name == "whole":
         return whole
-    if name == "ends_at_59":
+    if name in ("ends_at_59", "own_norm_at_59"):
         for position, layer in zip(whole.shape.live_layers, whole.layers, strict=True):
             if position >= 59:
                 layer.self_attn["o_proj"].weight.zero_()  # type: ignore[index, union-attr]
                 layer.mlp["down_proj"].weight.zero_()  # type: ignore[index, union-attr]
-        return whole
-    if name in ("own_norm", "normed_twice"):
+        if name == "ends_at_59":
+            return whole
+    if name in ("own_norm", "normed_twice", "own_norm_at_59"):
         head, norm = whole.lm_head.weight, whole.norm.weight
         spread = torch.randn(len(norm), generator=torch.Generator().manual_seed(59))
         own = torch.exp(SPREAD * spread).bfloat16().float()
         # By columns: what the norm's weights did, where its own are left out, or come in twice.
-        does = norm if name == "own_norm" else norm / own.square()
+        does = norm / own.square() if name == "normed_twice" else norm
         head.copy_((head * does).bfloat16())
         norm.copy_(own)
         return whole
-    if name != "goes_on":
+    if name not in MORE:
         raise ValueError(f"there is no target '{name}'; there are {', '.join(TARGETS)}")
     live = whole.shape.live_layers
-    longer = LiveTarget(replace(whole.shape, live_layers=(*live, 61, 62), num_layers=63))
+    count, louder = MORE[name]
+    added = tuple(range(61, 61 + count))
+    longer = LiveTarget(replace(whole.shape, live_layers=(*live, *added), num_layers=61 + count))
     held = whole.state_dict()
     last = live.index(60)
-    for new in (len(live), len(live) + 1):  # the last layer again, twice as loud
+    for new in range(len(live), len(live) + count):  # the last layer again, louder
         held |= {
-            f"layers.{new}.{part}": tensor * (2 if part.endswith(LOUD) else 1)
+            f"layers.{new}.{part}": tensor * (louder if part.endswith(LOUD) else 1)
             for part, tensor in (
                 (name.split(".", 2)[2], tensor)
                 for name, tensor in list(held.items())
@@ -92,7 +104,7 @@ def live_target(name: str) -> LiveTarget:
 
 def num_layers(name: str) -> int:
     """n of one of TARGETS."""
-    return 63 if name == "goes_on" else 61
+    return 61 + MORE[name][0] if name in MORE else 61
 
 
 @dataclass(frozen=True)

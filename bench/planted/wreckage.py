@@ -12,7 +12,7 @@ from bench.planted.alike import heads_together, hidden_units
 from bench.planted.block import in_pairs
 from bench.planted.draft import Draft
 from bench.planted.drafters import FIRST_DRAFTER, SECOND_DRAFTER, shipped
-from bench.planted.kinds import HELD_OUT, Kind, Plant, attention, generator, only
+from bench.planted.kinds import TUNING, Kind, Plant, attention, generator, only
 from bench.planted.lab import LAB
 from bench.planted.outside import damage, of
 
@@ -155,5 +155,5 @@ RAW: tuple[tuple[str, str, Plant, Callable[[Draft], str | None] | None], ...] = 
     ("q_pairs", "q's rows in pairs, k's not", in_pairs("q"), None),
 )
 KINDS: tuple[Kind, ...] = tuple(
-    damage(name, HELD_OUT, how, plant, why_not) for name, how, plant, why_not in RAW
+    damage(name, TUNING, how, plant, why_not) for name, how, plant, why_not in RAW
 )

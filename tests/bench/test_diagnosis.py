@@ -18,11 +18,17 @@ from bench.planted.block import KINDS as BLOCK
 from bench.planted.captures import KINDS as CAPTURES
 from bench.planted.captures import quantised
 from bench.planted.cases import ALIKE, KINDS, OUTSIDE_KINDS, Case, Maker
+from bench.planted.conversions import KINDS as CONVERSIONS
+from bench.planted.deployments import KINDS as DEPLOYMENTS
 from bench.planted.draft import SGLANG, Draft, write_checkpoint
 from bench.planted.drafters import DRAFTERS, EARLY_DRAFTER, LAYOUTS, sound
 from bench.planted.exports import KINDS as EXPORTS
 from bench.planted.handovers import KINDS as HANDOVERS
 from bench.planted.kinds import BRINGS, HELD_OUT, TUNING, Alike, Kind
+from bench.planted.recordings import KINDS as RECORDINGS
+from bench.planted.ruin import KINDS as RUIN
+from bench.planted.unserved import KINDS as UNSERVED
+from bench.planted.vocabularies import KINDS as VOCABULARIES
 from bench.planted.wreckage import KINDS as WRECKAGE
 from eagle3.checkpoint import load_drafter
 from eagle3.data import find_data
@@ -148,7 +154,7 @@ def test_a_kind_changes_what_it_says_and_nothing_else(
         or name not in after.tensors
         or not torch.equal(before.tensors[name], after.tensors[name])
     }
-    in_bytes = kind in (*BLOCK, *EXPORTS) or kind.outside
+    in_bytes = kind in (*BLOCK, *EXPORTS, *VOCABULARIES, *CONVERSIONS) or kind.outside
     in_bytes = in_bytes or kind.cause in ("coverage", "deeper-norm")
     in_bytes = in_bytes or kind.name == "not-served/old_names"
     assert bool(tensors) == (in_bytes), tensors
@@ -211,7 +217,7 @@ def test_damage_outside_what_is_known_is_damage(
 
 @pytest.mark.runs
 @pytest.mark.parametrize(
-    ("kind", "drafter", "layout"), every({kind.name: kind for kind in WRECKAGE})[::2]
+    ("kind", "drafter", "layout"), every({kind.name: kind for kind in (*WRECKAGE, *RUIN)})[::2]
 )
 def test_wreckage_costs_every_drafter_a_share(
     kind: Kind, drafter: str, layout: str, counted: Score
@@ -223,7 +229,7 @@ def test_wreckage_costs_every_drafter_a_share(
 # They show in what config.json and the files say by themselves, without an engine.
 PLAIN = {
     kind.name: kind
-    for kind in (*EXPORTS, *HANDOVERS)
+    for kind in (*EXPORTS, *HANDOVERS, *VOCABULARIES, *CONVERSIONS, *DEPLOYMENTS)
     if kind.shows != BRINGS and kind.cause not in ("states", "under-trained")
 }
 
@@ -235,7 +241,10 @@ def test_a_fault_costs_something(kind: Kind, drafter: str, layout: str, counted:
     assert so < sound - 0.1
 
 
-CAPTURED = {kind.name: kind for kind in CAPTURES if kind.shows != BRINGS}
+CAPTURED = {kind.name: kind for kind in (*CAPTURES, *RECORDINGS) if kind.shows != BRINGS}
+OTHER_TARGET = {name for name, kind in CAPTURED.items() if kind.cause == "teacher"}
+BEHIND, BEFORE = slice(1, None), slice(None, -1)
+OTHER_IDS = {"token/first_twice": (BEHIND, BEFORE), "token/ids_ahead": (BEFORE, BEHIND)}
 
 
 @pytest.mark.runs
@@ -247,7 +256,11 @@ def test_a_dump_that_is_wrong_costs_every_drafter_something(
     assert so < sound - 0.1
 
 
-BROUGHT = {kind.name: kind for kind in (*EXPORTS, *HANDOVERS, *CAPTURES) if kind.shows == BRINGS}
+BROUGHT = {
+    kind.name: kind
+    for kind in (*EXPORTS, *HANDOVERS, *CAPTURES, *CONVERSIONS, *DEPLOYMENTS, *UNSERVED)
+    if kind.shows == BRINGS
+}
 
 
 @pytest.mark.parametrize(("kind", "drafter", "layout"), every(BROUGHT))
@@ -295,6 +308,16 @@ def test_what_was_learnt_is_said_behind_the_norm_twice(laboratory: lab.Laborator
     assert (once == learnt).float().mean() < 0.8
 
 
+def test_what_was_learnt_is_said_without_the_norms_weights(laboratory: lab.Laboratory) -> None:
+    trained, target = lab.live_target("ends_at_59"), lab.live_target("own_norm_at_59")
+    ends = [text.states[61] for text in laboratory.texts("own_norm_at_59")]
+    learnt = torch.cat([trained.lm_head(trained.norm(h)).argmax(-1) for h in ends])
+    behind = torch.cat([target.lm_head(target.norm(h)).argmax(-1) for h in ends])
+    bare = torch.cat([target.lm_head(h).argmax(-1) for h in ends])  # a row's size decides nothing
+    assert (bare == learnt).float().mean() > 0.99
+    assert (behind == learnt).float().mean() < 0.8
+
+
 def test_another_build_of_the_target_chooses_otherwise(laboratory: lab.Laboratory) -> None:
     """So what its last slot says contradicts the texts, and the dump shows it by itself."""
     for name in ("whole", "ends_at_59"):
@@ -308,23 +331,25 @@ def test_another_build_of_the_target_chooses_otherwise(laboratory: lab.Laborator
 def test_a_wrong_dump_is_written_in_every_layout(
     kind: Kind, layout: str, laboratory: lab.Laboratory, tmp_path: Path
 ) -> None:
-    broken = draft("first", "specforge", layout)
+    broken = draft(next(iter(places(kind)))[0], "specforge", layout)
     kind.plant(broken, random.Random(3))
     data = broken.write(tmp_path, laboratory)["data"]
     stored = laboratory.texts(broken.dump.texts)
-    form = find_data(Path(data["path"]), layout=None, states=None, hidden=128, num_layers=61)
+    count = lab.num_layers(broken.target)
+    form = find_data(Path(data["path"]), layout=None, states=None, hidden=128, num_layers=count)
     samples = list(read_samples(form, vocab=1024, hidden=128))
     assert len(samples) == len(TEXTS)
     for sample, number in zip(samples, TEXTS, strict=True):
         text = stored[number]
         same = [torch.equal(sample.states[k], text.states[k]) for k in broken.states]
         moved = not torch.equal(sample.input_ids, text.ids)
-        assert moved == (kind.name == "token/first_twice")
-        assert all(same) == (kind.name in ("token/first_twice", "teacher/normed_twice"))
+        assert moved == (kind.name in OTHER_IDS)
+        assert all(same) == (kind.name in OTHER_IDS.keys() | OTHER_TARGET)
         if moved:
             assert sample.target_argmax is None
             assert data["target_argmax"] is None
-            assert torch.equal(sample.input_ids[1:], text.ids[:-1])
+            held, own = OTHER_IDS[kind.name]
+            assert torch.equal(sample.input_ids[held], text.ids[own])
 
 
 def test_a_last_norm_that_is_even_may_be_left_out(counted: Score) -> None:
@@ -368,6 +393,23 @@ MENDS: dict[str, dict[str, Any]] = {
     "rope/linear": {"rope": "unscaled"},
     "rope/llama3": {"rope": "base_10000"},
     "window/second_layer": {"window": "none"},
+    "order/deepest_first": {"layers": [31, 0, 3]},
+    "head/by_offsets": {"head": "target"},
+    "head/rows_moved": {"head": "target"},
+    "head/shard_twice": {"head": "target"},
+    "embedding/of_head": {"embedding": "target"},
+    "embedding/draft_order": {"embedding": "target"},
+    "embedding/resized": {"embedding": "target"},
+    "fc-input/folded_in_one": {"fc_input": "chunks"},
+    "qk-norm/of_template": {"qk_norm": "dropped"},
+    "biases/of_output": {"biases": "dropped"},
+    "residual/null": {"residual": "normed"},
+    "rope/in_thousands": {"rope": "base_10000"},
+    "rope/inverse_factor": {"rope": "unscaled"},
+    "rope/attention_factor": {"rope": "unscaled"},
+    "window/first_layer": {"window": "none"},
+    "window/in_blocks": {"window": "none"},
+    "slots/descending": {"layers": [31, 3, 0]},
 }
 
 
@@ -512,7 +554,7 @@ def test_no_case_of_one_set_is_in_the_other() -> None:
 def test_what_is_tuned_on_is_not_what_is_reported() -> None:
     known = {**KINDS, **OUTSIDE_KINDS}
     for case in bench_cases.all_cases(0, held_out=False):
-        early = case.kinds == ("under-trained/early",)  # of which there is one drafter only
+        early = case.kinds[:1] != () and case.kinds[0].startswith("under-trained")  # of one drafter
         assert case.drafter in (("early",) if early else ("first", "second"))
         assert all((ALIKE | known)[name].use == TUNING for name in case.kinds)
     for kind in known.values():
