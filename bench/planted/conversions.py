@@ -72,6 +72,7 @@ def lagging(draft: Draft, _: random.Random) -> None:
     last = shipped(LAB / THIRD_DRAFTER.folder)[1]
     for name in [n for n, tensor in draft.tensors.items() if tensor.is_floating_point()]:
         draft.change(name, lambda w, late=last[name]: LAG * w + (1 - LAG) * late.float())  # type: ignore[misc]
+    draft.trained_accuracy = None  # no log tells of such a mixture
 
 
 KINDS: tuple[Kind, ...] = (

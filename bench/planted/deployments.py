@@ -260,11 +260,11 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         name="engine-state/stale",
         accepted=("engine-state",),
-        how="the engine was measured at 1 + half of what the drafter gains alone, as where rejected "
-        "drafts stay in its cache",
+        how="the engine was measured at 1 + seven tenths of what the drafter gains alone, as where "
+        "rejected drafts stay in its cache",
         use=HELD_OUT,
         shows=BRINGS,
-        plant=engine_says(lambda alone: 1 + 0.5 * (alone - 1), 2),
+        plant=engine_says(lambda alone: 1 + 0.7 * (alone - 1), 2),
     ),
     Kind(
         name="measurement/tree",

@@ -82,15 +82,21 @@ def ranks_swapped(stored: Stored) -> list[Tensor]:
     return [h.roll(h.shape[1] // 2, 1) for h in stored.slots[:-1]]
 
 
+def later(h: Tensor, rows: int) -> Tensor:
+    """States so many rows further on; in front the first one stands again, as of padding."""
+    return torch.cat([h[:1].expand(rows, -1), h[:-rows]])
+
+
 def averaged_over(stored: Stored) -> list[Tensor]:
     """Two neighbouring positions in the mean, as a pool over a page of two keeps them."""
-    return [(h + h.roll(1, 0)) / 2 for h in stored.slots[:-1]]
+    aux = stored.slots[:-1]
+    return [(h + torch.cat([h[:1], h[:-1]])) / 2 for h in aux]
 
 
 def left_padded(stored: Stored) -> None:
     """Rows of a batch that was padded on the left, by as much as the text is short."""
     padding = 1 + len(stored.ids) % 6
-    stored.slots = [h.roll(padding, 0) for h in stored.slots]
+    stored.slots = [later(h, padding) for h in stored.slots]
 
 
 def decoded_late(stored: Stored) -> None:
@@ -107,7 +113,7 @@ def shifted_ids(stored: Stored) -> None:
 def aux_behind(stored: Stored) -> None:
     """Row t of the aux slots is position t - 1's; the last slot's is its own."""
     *aux, last = stored.slots
-    stored.slots = [*(h.roll(1, 0) for h in aux), last]
+    stored.slots = [*(later(h, 1) for h in aux), last]
 
 
 def rows(change: Callable[[Stored], None]) -> Plant:

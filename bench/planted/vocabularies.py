@@ -42,7 +42,7 @@ def recounted(draft: Draft, rng: random.Random) -> None:
 
 
 def one_based(draft: Draft, _: random.Random) -> None:
-    """Offsets from draft ids that begin with one, as unsigned numbers."""
+    """Offsets from draft ids that begin with one, and none below zero."""
     draft.tensors["d2t"] = (draft.tensors["d2t"] - 1).clamp(min=0)
 
 
