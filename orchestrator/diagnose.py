@@ -168,11 +168,17 @@ def check_here(experiment: Mapping[str, Any]) -> None:
     given["target_argmax"] = experiment.get("data", {}).get("target_argmax")
     given["engine_checkout"] = experiment.get("engine", {}).get("checkout")
     for role, path in given.items():
-        if path is not None and not Path(path).expanduser().exists():
+        if path is None:
+            continue
+        try:
+            Path(path).expanduser().stat()
+        except FileNotFoundError as error:
             raise InputError(
                 f"{role}={path} does not exist on this machine; correct it, or name the host that has "
                 "it: host=NAME"
-            )
+            ) from error
+        except (RuntimeError, OSError) as error:  # no such user, no way into a folder
+            raise InputError(f"{role}={path} cannot be read on this machine: {error}") from error
 
 
 def job_settings(settings: Mapping[str, str]) -> dict[str, Any]:

@@ -153,7 +153,9 @@ def standing(session: Session, paths: RunPaths, lost: dict[str, str]) -> dict[st
     if paths.verdict.is_file():
         verdict = read_record(paths.verdict)
         ended = read_record(paths.exit) if paths.exit.is_file() else {"state": "not started"}
-        word = diagnosed(paths) or verdict["verdict"].replace("_", " ")
+        word, found = verdict["verdict"].replace("_", " "), diagnosed(paths)
+        if found:
+            word = found if word == "measured" else f"{word}; {found}"
         filed = "" if paths.filed.is_file() else ", not filed"
         return {"state": state_in_words(ended), "said": word + filed}
     try:

@@ -88,6 +88,7 @@ class Diagnosis:
     elsewhere: tuple[Fix, ...]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
+    repaired: str = "as trained"  # what `accept_length_repaired` is, in words
     # Differences that these texts settle neither way; the first of `undecided`.
     doubts: tuple[str, ...] = ()
     # The engine's own accept length where it is not compared with the predicted one, and why.
@@ -114,6 +115,7 @@ class Diagnosis:
             "slots": list(self.slots),
             "accept_length_served": None if served is None else served.plain(),
             "accept_length_repaired": repaired.plain(),
+            "repaired": self.repaired,
             "ladder": [{"mended": kind, "accept_length": r.plain()} for kind, r in self.ladder],
             "states_alone": None
             if self.states_alone is None

@@ -81,8 +81,9 @@ def unpredicted(e: Evidence) -> str:
     """Why nothing is predicted that the engine's figure could be set beside."""
     if e.served is not None and e.served.wiring is None:
         return (
-            f"an engine that reports one runs the drafter, which {e.served.engine} does not as its code "
-            "was read; is that the release and class that runs, and this the checkpoint that it got?"
+            f"an engine that reports one runs the drafter, which {e.served.engine} does not by what is "
+            f"{e.served.evidence.value} of it; is that the release and class that runs, and this the "
+            "checkpoint that it got?"
         )
     return f"what it feeds is not scored here: {e.why_not_served}"
 

@@ -6,17 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from eagle3.conventions import Evidence as Ground
-from eagle3.diagnosis.answer import CERTAIN, LIKELY, POSSIBLE, Cause
+from eagle3.diagnosis.answer import CERTAIN, LIKELY, POSSIBLE, Cause, Cost
 from eagle3.diagnosis.behind_engine import comparable, inside
 from eagle3.diagnosis.causes import LEAST_ACCURACY, comparisons_of, cost_of
 from eagle3.diagnosis.damage import ceiling
-from eagle3.diagnosis.evidence import Evidence, SlotSeen
+from eagle3.diagnosis.evidence import Evidence, Scored, SlotSeen
 from eagle3.diagnosis.fixes import Fix
 from eagle3.diagnosis.kinds import ORDER, STATES
 from eagle3.diagnosis.signatures import curve_words, level
 from eagle3.diagnosis.words import joined, rate_words, truth_words
 from eagle3.doctor.findings import MEASURED
-from eagle3.metrics import Truth
+from eagle3.metrics import Count, Truth
+from eagle3.search.bounds import rate_difference
 from eagle3.search.teachers import Teacher
 from eagle3.truths import SOUND_AGREEMENT
 
@@ -69,7 +70,11 @@ def lost_since_training(e: Evidence) -> str | None:
 
 
 def unknown_cause(e: Evidence, reasons: Sequence[str]) -> Cause:
-    """That something is wrong which is none of the causes known here."""
+    """That something is wrong which is none of the causes known here.
+
+    Zeros alone may have been written on purpose, as by who prunes.
+    """
+    pruned = list(reasons) == [e.health.blank]
     grave = [f.what for f in e.doctor if f.severity == "error"][:2]
     files = f" The files themselves show: {'; '.join(grave)}" if grave else ""
     return Cause(
@@ -82,10 +87,12 @@ def unknown_cause(e: Evidence, reasons: Sequence[str]) -> Cause:
             plain_fix(
                 "compare the weights' sha256 with the trainer's own checkpoint, and score that one",
                 possible=False,
-                left="no wiring of this file works; export it again, or train again",
+                left="export it again, unless the zeros were written on purpose"
+                if pruned
+                else "no wiring of this file works; export it again, or train again",
             ),
         ),
-        confidence=LIKELY,
+        confidence=POSSIBLE if pruned else LIKELY,
         evidence=MEASURED,
     )
 
@@ -110,16 +117,15 @@ def teacher_cause(e: Evidence) -> Cause | None:
     agreement = score.agreement
     if agreement is None or agreement.high >= SOUND_AGREEMENT:
         return None
-    # By the first step alone: it is counted at the same positions, whoever is agreed with.
-    more = e.by_teacher.minus(e.trained, "accuracy", comparisons=comparisons_of(e))
+    # By the first step alone, and of the tokens that the draft vocabulary has: it may have more of the
+    # one's than of the other's, which is not learnt.
+    more = rate_difference(
+        of_named(e.by_teacher), of_named(e.trained), comparisons=comparisons_of(e)
+    )
     if more.low <= 0 or more.value < LEAST_ACCURACY:
         return None
-    # A draft vocabulary may have more of the one's tokens than of the other's, which is not learnt.
-    of_named = e.by_teacher.accuracy.value / ceiling(e)
-    if of_named - e.trained.accuracy.value / (e.trained.coverage.value or 1.0) < LEAST_ACCURACY:
-        return None
     text = e.trained.truth == Truth.next_token.value
-    if text and of_named < DECENT:
+    if text and e.by_teacher.accuracy.value / ceiling(e) < DECENT:
         return None
     learnt, theirs = searched.teacher.in_words, truth_words(e.trained.truth)
     length = rate_words(e.trained.accept_length)
@@ -148,6 +154,11 @@ def teacher_cause(e: Evidence) -> Cause | None:
     )
 
 
+def of_named(scored: Scored) -> list[Count]:
+    """How many first tokens are right of those that the draft vocabulary has, a text."""
+    return [Count(t["accuracy"].numerator, t["coverage"].numerator) for t in scored.counts]
+
+
 def teacher_limits_most(e: Evidence) -> bool:
     """Whether the teacher holds the drafter back further than all wiring faults together.
 
@@ -173,7 +184,12 @@ def slot_causes(e: Evidence, wiring: Sequence[Cause]) -> Iterator[Cause]:
         trained, held = e.trained.wiring.states(), e.wrong.states()
         named_so = held != trained and held == inspected.labelled(trained)
         fed = e.served if e.served is not None and e.served.wiring is not None else None
-        right = f"; {fed.engine} feeds what it was trained on" if fed and held == trained else ""
+        # Fed what it was trained on, it loses nothing, whatever the labels say.
+        right, known = "", MEASURED
+        if held == trained:
+            right = f"; {fed.engine} feeds what it was trained on" if fed else ""
+            known += "" if cost is None else f"; fed as labelled it would accept {labelled(cost)}"
+            cost = None
         yield Cause(
             kind="slots",
             what=joined([s.in_words for s in wrong]) + right,
@@ -183,8 +199,9 @@ def slot_causes(e: Evidence, wiring: Sequence[Cause]) -> Iterator[Cause]:
             cost=cost,
             fixes=(slots_fix(inspected.slots),),
             confidence=CERTAIN,
-            evidence=MEASURED,
-            explains=(STATES, ORDER) if named_so else (),
+            evidence=known,
+            # An engine that goes by the labels has ids to mend besides.
+            explains=(STATES, ORDER) if named_so and fed is None else (),
         )
     elif inspected.shift:
         yield Cause(
@@ -208,6 +225,12 @@ def slot_causes(e: Evidence, wiring: Sequence[Cause]) -> Iterator[Cause]:
             confidence=LIKELY,
             explains=(ORDER,),
         )
+
+
+def labelled(cost: Cost) -> str:
+    """What is accepted where the states are taken as declared."""
+    as_trained = rate_words(cost.accept_length_as_trained)
+    return f"{cost.accept_length_so.value:.2f} in the place of {as_trained}"
 
 
 def slots_fix(slots: Sequence[SlotSeen]) -> Fix:
@@ -302,4 +325,7 @@ def standalone(e: Evidence) -> str:
             f"its wiring as served gives {so.value:.2f}, standalone {ours.value:.2f}; the engine's own "
             f"figure {why}"
         )
-    return f"standalone accept length {ours.value:.2f}; no engine's figure was given"
+    told = "no engine's figure was given"
+    if measured is not None:
+        told = f"the engine's own {measured:.2f} is not compared"
+    return f"standalone accept length {ours.value:.2f}; {told}"

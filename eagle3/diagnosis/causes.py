@@ -89,6 +89,11 @@ def matters(trained: Scored, so: Scored, comparisons: int) -> bool:
     """Whether a loss is settled, and enough in accuracy or in accept length; either will do, so the
     interval is corrected for both.
     """
+    return settled_by(trained, so, comparisons) is not None
+
+
+def settled_by(trained: Scored, so: Scored, comparisons: int) -> str | None:
+    """The rate whose loss is settled, and enough; None: neither's is."""
     accepted = trained.accept_length.value - 1
     enough = {
         "accept_length": min(LEAST_LENGTH, LEAST_SHARE * accepted),
@@ -97,8 +102,8 @@ def matters(trained: Scored, so: Scored, comparisons: int) -> bool:
     for name, least in enough.items():
         lost = trained.minus(so, name, comparisons=comparisons * len(enough))
         if lost.low > 0 and lost.value >= least:
-            return True
-    return False
+            return name
+    return None
 
 
 def counted(scored: Scored, name: str) -> bool:
@@ -200,12 +205,14 @@ def is_open(e: Evidence, so: Scored) -> str | None:
     return f"{lost_words(trained, so, many)}; {told}"
 
 
-def lost_words(trained: Scored, so: Scored, comparisons: int = 1) -> str:
-    """'+0.31 [-0.10, +0.72] accept length lost', of accuracy where there is no accept length."""
-    name, what = "accept_length", "accept length"
-    if no_cost(trained, so) is not None:
-        name, what = "accuracy", "accuracy"
+def lost_words(trained: Scored, so: Scored, comparisons: int = 1, rate: str | None = None) -> str:
+    """'+0.31 [-0.10, +0.72] accept length lost', of accuracy where there is no accept length.
+
+    Of the `rate` that is named, if one is.
+    """
+    name = rate or ("accept_length" if no_cost(trained, so) is None else "accuracy")
     lost = trained.minus(so, name, comparisons=comparisons)
+    what = name.replace("_", " ")
     return f"{lost.value:+.2f} [{lost.low:+.2f}, {lost.high:+.2f}] {what} lost by it"
 
 
@@ -252,10 +259,8 @@ def by_teacher_alone(e: Evidence, kind: str, so: Scored | None) -> str:
     learnt, many = e.alone_by_teacher.get(kind), comparisons_of(e, kind)
     if so is None or learnt is None or matters(e.trained, so, many):
         return ""
-    return (
-        f"; against what it learnt, {e.searched.teacher.in_words}: "
-        f"{lost_words(e.by_teacher, learnt, many)}"
-    )
+    told = lost_words(e.by_teacher, learnt, 2 * many, settled_by(e.by_teacher, learnt, many))
+    return f"; against what it learnt, {e.searched.teacher.in_words}: {told}"
 
 
 def how_trained(e: Evidence, name: str) -> str:
@@ -379,12 +384,12 @@ def stop_cause(e: Evidence, served: ServedWiring, kind: str, why: str) -> Cause:
 
 
 def by_cost(causes: list[Cause]) -> list[Cause]:
-    """The most costly first; before all what keeps an engine from starting, then states whose cost
-    cannot be measured; others without a cost behind.
+    """The most costly first; before all what keeps an engine from starting, then states and slots whose
+    cost cannot be measured; others without a cost behind.
     """
 
     def key(cause: Cause) -> tuple[bool, float]:
-        cost = float("-inf") if cause.kind in (STATES, ORDER) else float("inf")
+        cost = float("-inf") if cause.kind in (STATES, ORDER, "slots") else float("inf")
         if cause.stops:
             cost = 0.0  # in the order in which the engine meets them
         elif cause.cost is not None:

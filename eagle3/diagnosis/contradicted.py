@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from eagle3.diagnosis import beyond
-from eagle3.diagnosis.causes import how_trained, is_open, lost_words, shows
+from eagle3.diagnosis.causes import comparisons_of, how_trained, is_open, lost_words, shows
 from eagle3.diagnosis.evidence import Evidence
 from eagle3.diagnosis.kinds import kind_of
 from eagle3.diagnosis.words import value_words
@@ -80,7 +80,7 @@ def without_cost(e: Evidence, finding: Finding) -> Finding:
         finding,
         severity="warning",
         effect=f"{finding.effect}; on these texts that makes no settled difference "
-        f"({lost_words(e.trained, so)})",
+        f"({lost_words(e.trained, so, comparisons_of(e, kind))})",
     )
 
 

@@ -37,7 +37,7 @@ def broken(e: Evidence) -> tuple[str, ...]:
             f"its first token is right at {accuracy.value:.3f}, where a table of token pairs has "
             f"{e.health.bigram:.3f}",
         )
-    reasons = list(filter(None, [e.health.blank]))
+    reasons = [] if e.health.blank is None or reaches_log(e) else [e.health.blank]
     reasons += [idle_words(part, accuracy) for part in idle(e.health.parts, accuracy.value)]
     reasons += filter(None, [idle_states(e), foreign_vocabulary(e), damaged_norm(e)])
     signature = signature_of(e.by_teacher.conditional, e.by_teacher.conditional)
@@ -45,6 +45,11 @@ def broken(e: Evidence) -> tuple[str, ...]:
     if signature.name == COLLAPSE and e.by_teacher.conditional[1][1].value < little:
         reasons.append(signature.in_words)
     return tuple(reasons)
+
+
+def reaches_log(e: Evidence) -> bool:
+    """Whether it is as good as its training log says, so that zeros were there when it was trained."""
+    return e.trained_accuracy is not None and e.by_teacher.accuracy.high >= e.trained_accuracy
 
 
 def idle_words(part: Part, accuracy: Rate) -> str:

@@ -26,6 +26,7 @@ HIDDEN_AXES = {
     "mlp.down_proj.weight": (0,),
 }
 AXES = ("rows", "columns")
+STAND_IN = "with the target's rows for a head"
 
 
 def headless(e: Evidence) -> bool:

@@ -6,15 +6,22 @@ from collections.abc import Iterator
 
 from eagle3.diagnosis import beyond
 from eagle3.diagnosis.behind_engine import comparable
-from eagle3.diagnosis.causes import LEAST_ACCURACY, LEAST_LENGTH, unsettled
+from eagle3.diagnosis.causes import (
+    LEAST_ACCURACY,
+    LEAST_LENGTH,
+    difference_of,
+    kinds_of,
+    unsettled,
+)
 from eagle3.diagnosis.damage import broken
 from eagle3.diagnosis.evidence import Evidence
-from eagle3.diagnosis.kinds import kind_of
+from eagle3.diagnosis.kinds import kind_of, switch_of
 from eagle3.diagnosis.signatures import curve_words, level
 from eagle3.diagnosis.words import joined, rate_words, value_words
 from eagle3.metrics import Truth
 from eagle3.wiring import Wiring
 
+FAR = ("rope", "window", "positions")  # switches that show far back, or only there
 FEW = 6  # texts below which too little is known of the spread between them
 MORE_TEXTS = "more texts of this data would tell (a larger job.max_samples, or more files)"
 GREEDY = (
@@ -26,6 +33,11 @@ def undecided(e: Evidence) -> Iterator[str]:
     """Everything that stays open, what concerns the verdict first."""
     yield from doubts(e)
     yield from of_serving(e)
+    for kind in unshown(e):
+        yield (
+            f"what {kind} costs ({difference_of(e, switch_of(kind) or kind)}): nothing within "
+            f"{e.longest} positions; longer texts would tell"
+        )
     for kind, why in e.not_alone.items():
         yield f"the cost of {kind}: {why}"
     yield from ties(e)
@@ -70,6 +82,15 @@ def ahead(e: Evidence) -> str | None:
         f"the one that the search ended with ({rate_words(ours.accept_length)}, "
         f"{ours.accuracy.value:.3f}); {MORE_TEXTS}"
     )
+
+
+def unshown(e: Evidence) -> list[str]:
+    """Kinds that are served (declared) otherwise, and that no text at hand is long enough to show."""
+    return [
+        kind
+        for kind in kinds_of(e)
+        if switch_of(kind) in FAR and kind in e.alone and e.alone[kind].counts == e.trained.counts
+    ]
 
 
 def of_serving(e: Evidence) -> Iterator[str]:
@@ -157,7 +178,7 @@ def ties(e: Evidence) -> Iterator[str]:
     for name, values in tied.items():
         data = (
             f"texts longer than {e.longest} positions would tell"
-            if name in ("rope", "window", "positions")
+            if name in FAR
             else "more texts would tell"
         )
         yield (

@@ -189,14 +189,18 @@ def lengths(d: Diagnosis, said: Callable[[Rate], str]) -> list[str]:
     parts = [f"{served.value:.2f} {how}" if served is not None else f"not measurable {how}"]
     if d.served is not None and d.served.wiring is None:
         parts = [f"it does not start{', whatever is written' if never_starts(d) else ''}"]
-    if d.causes and d.ladder:
+        if d.engine_figure is not None:
+            parts = ["it does not start by what is known of it"]
+    if d.repaired != "as trained":
+        parts.append(f"{said(d.accept_length_repaired)} {d.repaired}")
+    elif d.causes and d.ladder:
         parts += behind_fixes(d, said)
     elif d.accept_length_served is None and d.served is not None:
         # What an engine that does not run it gives once it does is not known.
         parts.append(f"{said(d.accept_length_repaired)} if it ran it as trained")
     else:
         ways = {"undecided": "as the search ended", "unknown": "as best it can be wired"}
-        ended = ways.get(d.verdict, "as trained")
+        ended = ways.get(d.verdict, d.repaired)
         parts.append(f"{said(d.accept_length_repaired)} {ended}")
     return parts
 
@@ -258,7 +262,7 @@ def below(d: Diagnosis) -> Iterator[str]:
         yield f"- as {how}: {rate_words(d.accept_length_served)}"
     for place, (kind, rate) in enumerate(d.ladder):
         yield f"- with {kind} mended{' too' if place else ''}: {rate_words(rate)}"
-    yield f"- as trained: {rate_words(d.accept_length_repaired)}"
+    yield f"- {d.repaired}: {rate_words(d.accept_length_repaired)}"
     if slow(d):
         yield f"- {slow(d)}"
     yield f"- by step: {d.signature}"

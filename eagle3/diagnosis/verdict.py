@@ -37,12 +37,12 @@ from eagle3.diagnosis.causes import (
     wiring_causes,
 )
 from eagle3.diagnosis.contradicted import standing
-from eagle3.diagnosis.damage import broken, ceiling
+from eagle3.diagnosis.damage import broken, ceiling, reaches_log
 from eagle3.diagnosis.evidence import Evidence, SlotSeen
 from eagle3.diagnosis.fixes import elsewhere, flat_copy
-from eagle3.diagnosis.incomplete import absent_head
+from eagle3.diagnosis.incomplete import STAND_IN, absent_head, headless
 from eagle3.diagnosis.kinds import NOT_SERVED, ORDER, STATES, WIRING
-from eagle3.diagnosis.open_questions import FEW, ahead, doubts, texts_of, undecided
+from eagle3.diagnosis.open_questions import FEW, ahead, doubts, texts_of, undecided, unshown
 from eagle3.diagnosis.signatures import signature_of
 from eagle3.diagnosis.words import joined, truth_words, value_words
 from eagle3.doctor.findings import Finding, ordered
@@ -80,7 +80,10 @@ def diagnose(e: Evidence) -> Diagnosis:
         slots=tuple(slot.in_words for slot in e.inspected.slots),
         accept_length_served=None if e.as_served is None else e.as_served.accept_length,
         accept_length_repaired=e.trained.accept_length,
-        ladder=tuple((kind, scored.accept_length) for kind, scored in e.ladder),
+        ladder=()
+        if headless(e)
+        else tuple((kind, scored.accept_length) for kind, scored in e.ladder),
+        repaired=STAND_IN if headless(e) else "as trained",
         signature=signature_of(shown.conditional, e.trained.conditional).in_words,
         confidence=confidence(e, concluded),
         undecided=tuple(undecided(e)),
@@ -100,6 +103,7 @@ def diagnose(e: Evidence) -> Diagnosis:
         else (e.states_alone[0], e.states_alone[1].accept_length),
         notes=(
             *concluded.notes,
+            *filter(None, [e.health.blank if reaches_log(e) else None]),
             *refuted,
             *e.inspected.notes,
             *e.searched.notes,
@@ -131,12 +135,8 @@ def conclude(e: Evidence) -> Concluded:
         return Concluded(verdict=CAUSE, causes=tuple(slots), because=(), notes=(*harmless, *left))
     open_ones = doubts(e)
     absent = absent_head(e)
-    if absent is not None and reasons:
-        # What stands in for a head says nothing of the rest.
-        left = [f"with the target's rows for a head: {reason}" for reason in reasons]
-        return Concluded(
-            verdict=CAUSE, causes=(absent, *slots), because=(), notes=(*harmless, *left)
-        )
+    if absent is not None:
+        return of_absent_head(absent, wiring, slots, reasons, harmless)
     if reasons and (beside_better(e) or texts_of(e) < FEW):
         return undecided_yet(open_ones, slots, harmless)
     if reasons:
@@ -147,10 +147,9 @@ def conclude(e: Evidence) -> Concluded:
             verdict=UNKNOWN, causes=(unknown, *slots), because=reasons, notes=tuple(notes)
         )
     explained = {kind for slot in slots for kind in slot.explains}
-    wiring = [c for c in wiring if c.kind not in explained]
-    if absent is not None:
-        wiring = [absent, *(c for c in wiring if c.kind != absent.kind)]
-    causes = by_cost(wiring + slots + list(mended_causes(e)))
+    causes = by_cost(
+        [c for c in wiring if c.kind not in explained] + slots + list(mended_causes(e))
+    )
     causes = with_teacher(e, causes)
     causes += filter(None, [beyond.coverage_cause(e)])
     behind = list(engine_causes(e))
@@ -167,6 +166,26 @@ def conclude(e: Evidence) -> Concluded:
     if causes and causes[0].kind == "unknown":
         verdict = UNKNOWN
     return Concluded(verdict=verdict, causes=tuple(causes), because=(), notes=tuple(harmless))
+
+
+def of_absent_head(
+    absent: Cause,
+    wiring: Sequence[Cause],
+    slots: Sequence[Cause],
+    reasons: Sequence[str],
+    harmless: Sequence[str],
+) -> Concluded:
+    """That the head is lacking, and what holds whatever it was: the level of a stand-in says nothing of
+    teacher, training or vocabulary, and one that does not work nothing of the wiring either.
+    """
+    explained = {kind for slot in slots for kind in slot.explains} | {absent.kind}
+    others = [c for c in wiring if c.kind not in explained and (c.stops or not reasons)]
+    return Concluded(
+        verdict=CAUSE,
+        causes=(absent, *by_cost([*others, *slots])),
+        because=(),
+        notes=(*harmless, *(f"{STAND_IN}: {reason}" for reason in reasons)),
+    )
 
 
 def beside_better(e: Evidence) -> bool:
@@ -294,6 +313,8 @@ def headline(e: Evidence, concluded: Concluded) -> str:
             said += (
                 f"; why the engine's own accept length is {e.engine_accept_length:.2f} stays open"
             )
+        if unseen := unshown(e):
+            said += f"; but for {joined(unseen)}, which texts of {e.longest} positions cannot show"
         if e.trained_accuracy is None:
             said += "; whether its level is that of its training is not known (trained_accuracy=X)"
         return f"nothing found: {said}"

@@ -79,9 +79,11 @@ def test_slots_that_are_not_what_is_declared():
     (cause,) = d.causes
     assert cause.kind == "slots"
     assert cause.fixes[0].lines == ("states=[0,3,31,59] (in a config: data.states)",)
-    assert cause.cost is not None
-    assert cause.cost.accuracy_so == as_declared.accuracy
     # The labels are wrong, and nothing that is served.
+    assert cause.cost is None
+    assert (
+        f"fed as labelled it would accept {as_declared.accept_length.value:.2f}" in cause.evidence
+    )
     assert cause.what.endswith("; SGLang 0.5.12, class kimi_k25 feeds what it was trained on")
 
 
@@ -385,6 +387,8 @@ def test_beside_a_text_only_a_teacher_that_is_agreed_with_decently_is_one():
 
 def test_a_teacher_of_whose_tokens_the_vocabulary_only_has_more_was_not_learnt():
     target = scored(T, (0.53, 0.7, 0.7, 0.7), coverage=0.71)
+    less = scored(T, (0.53, 0.7, 0.7, 0.7), coverage=0.6, truth=SLOT3.name)
+    assert "teacher" in kinds(evidence(target, teacher=SLOT3, by_teacher=less))
     for coverage, wanted in ((0.76, ["coverage"]), (0.71, ["teacher", "coverage"])):
         learnt = scored(T, (0.57, 0.7, 0.7, 0.7), coverage=coverage, truth=SLOT3.name)
         assert kinds(evidence(target, teacher=SLOT3, by_teacher=learnt)) == wanted
@@ -426,8 +430,15 @@ def test_states_that_only_the_labels_call_otherwise_are_one_cause_with_the_slots
     wrong = SlotSeen(index=2, declared=30, found=(31,), verdict="contradicted", what="")
     seen = Inspected(slots=(*slots()[:2], wrong, slots()[3]), findings=(), notes=())
     so = scored(wiring(0, 3, 30), POOR)
-    e = evidence(scored(T, GOOD), wrong=so, alone={"states": so}, inspected=seen)
+    e = evidence(scored(T, GOOD), wrong=so, alone={"states": so}, inspected=seen, engine=False)
     assert kinds(e) == ["slots"]
+    # An engine that goes by the labels is not mended by other labels.
+    behind = evidence(scored(T, GOOD), wrong=so, alone={"states": so}, inspected=seen)
+    assert set(kinds(behind)) == {"slots", "states"}
+    d = diagnose(behind)
+    (states,) = (c for c in d.causes if c.kind == "states")
+    assert any("[-1, 2, 30]" in line for line in states.fixes[0].lines)
+    assert d.elsewhere
 
 
 # Training, parts.
@@ -441,6 +452,9 @@ def test_under_trained_is_level_and_shows_its_curve_and_the_engine_beside_it():
     assert "level over the draft steps (0.40, 0.44" in cause.what
     assert "is as standalone" in cause.what
     assert cause.confidence == "likely"
+    elsewhere = evidence(low, engine_accept_length=1.9, as_served=None, why_not_served="no states")
+    said = next(c.what for c in diagnose(elsewhere).causes if c.kind == "under-trained")
+    assert "the engine's own 1.90 is not compared" in said
     steep = scored(T, (0.45, 0.28, 0.2, 0.2))
     d = diagnose(evidence(steep))
     assert d.causes == ()

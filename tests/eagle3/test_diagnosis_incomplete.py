@@ -10,6 +10,7 @@ from eagle3.diagnosis.incomplete import blank
 from eagle3.diagnosis.measure import with_tensors
 from eagle3.diagnosis.verdict import diagnose
 from eagle3.form import Setting
+from eagle3.served_switches import Stop
 from eagle3.wiring import Head
 from tests.eagle3.diagnosed import DEAD, GOOD, POOR, S, T, evidence, form, scored, served, wiring
 from tests.eagle3.searchable import PLAIN, checkpoint
@@ -29,6 +30,25 @@ def test_a_head_that_is_not_in_the_file_is_the_cause_whatever_stands_in_for_it_r
     if curve is DEAD:
         assert any("with the target's rows for a head" in note for note in d.notes)
     assert "head" not in [cause.kind for cause in diagnose(whole).causes]
+    # What the stand-in reaches is not called what the drafter does.
+    said = "\n".join(d.first_lines())
+    assert "with the target's rows for a head" in said
+    assert "as trained" not in said.partition("expected")[2]
+
+
+def test_the_level_of_a_stand_in_says_nothing_of_training_teacher_or_vocabulary():
+    low = scored(STAND_IN, (0.3, 0.4, 0.4, 0.4), coverage=0.6)
+    e = replace(evidence(low, engine=False), form=HEADLESS, trained_accuracy=0.75)
+    assert [cause.kind for cause in diagnose(e).causes] == ["head"]
+
+
+def test_what_else_keeps_an_engine_from_starting_is_said_beside_a_head_that_is_lacking():
+    stops = (Stop(why="no lm_head.weight there", switch="head"), Stop(why="no such class"))
+    stopped = replace(served(None), stops=stops, run=S, states=S.states())
+    for curve in (GOOD, DEAD):
+        e = replace(evidence(scored(STAND_IN, curve)), form=HEADLESS, served=stopped)
+        kinds = [cause.kind for cause in diagnose(e).causes if cause.stops]
+        assert kinds == ["head", "not-served"]
 
 
 def test_behind_an_engine_that_stops_over_it_the_head_is_said_once_and_first():
@@ -76,6 +96,15 @@ def test_a_piece_that_was_not_written_is_named(name, place, said):
     d = diagnose(replace(e, health=replace(e.health, blank=found)))
     assert d.verdict == "unknown"
     assert found in d.headline
+    assert d.causes[0].confidence == "possible"
+    assert "unless the zeros were written on purpose" in str(d.causes[0].fixes[0].left)
+    # One that does what its log says was trained with them.
+    blank_one = replace(e.health, blank=found)
+    as_logged = diagnose(replace(e, health=blank_one, trained_accuracy=GOOD[0]))
+    assert as_logged.verdict == "sound"
+    assert found in as_logged.notes
+    lost = diagnose(replace(e, health=blank_one, trained_accuracy=0.9))
+    assert lost.verdict == "unknown"
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from eagle3.diagnosis.causes import kinds_between, matters, with_part_of
 from eagle3.diagnosis.kinds import KINDS, WIRING, kind_of, switch_of
 from eagle3.diagnosis.verdict import diagnose
 from eagle3.doctor.subject import EngineAsked, read_drafter
+from eagle3.form import Setting
 from eagle3.metrics import Count, Difference
-from eagle3.wiring import D2T, SWITCHES, Feedback, Residual, RopeChoice
+from eagle3.wiring import D2T, SWITCHES, Feedback, Residual, RopeChoice, Window
 from tests.eagle3.diagnosed import (
     DEAD,
     GOOD,
@@ -22,6 +23,7 @@ from tests.eagle3.diagnosed import (
     S,
     T,
     evidence,
+    form,
     scored,
     served,
     wiring,
@@ -181,6 +183,7 @@ def test_an_engine_that_reports_an_accept_length_has_started_whatever_was_read()
     assert d.engine_figure is not None
     assert "2.40 is not compared: an engine that reports one runs the drafter" in d.engine_figure
     assert any(line.strip().startswith("the engine's own 2.40") for line in d.first_lines())
+    assert not any("it does not start, whatever" in line for line in d.first_lines())
     # One that runs states which no data holds may report what it likes.
     far = replace(e, served=served(S), why_not_served="state 59 is not in the data")
     assert "state 59 is not in the data" in str(diagnose(far).engine_figure)
@@ -298,3 +301,17 @@ def test_a_layout_that_the_engine_does_not_load_is_a_cause_where_nothing_else_is
     vllm = EngineAsked(name="vllm", version="0.27.0", engine_class="llama")
     sound = evidence(scored(wiring(), GOOD), form=found, config=config, asked=vllm)
     assert diagnose(sound).causes == ()
+
+
+@pytest.mark.parametrize(
+    ("run", "kind"), [({"window": Window.none}, "window"), ({"rope": RopeChoice.target}, "rope")]
+)
+def test_what_only_longer_texts_would_show_is_said_where_nothing_else_is_found(run, kind):
+    wide = replace(form(), windows=Setting((512,), "config.json"))
+    ours = replace(T, window=Window.declared, rope=RopeChoice.declared)
+    same = scored(replace(ours, **run), GOOD)
+    d = diagnose(evidence(scored(ours, GOOD), wrong=same, alone={kind: same}, form=wide))
+    assert d.verdict == "sound"
+    assert f"but for {kind}, which texts of 144 positions cannot show" in d.headline
+    assert any(line.startswith(f"what {kind} costs") for line in d.undecided)
+    assert "but for" not in diagnose(evidence(scored(ours, GOOD), form=wide)).headline

@@ -202,6 +202,9 @@ def test_a_path_that_is_not_here_is_said_before_anything_is_filed(
         InputError, match=f"{role}={tmp_path}/nowhere does not exist on this machine"
     ):
         diagnose.run([f"{key}={value}" for key, value in given.items()])
+    given[role] = "~nosuchuser/x"
+    with pytest.raises(InputError, match=f"{role}=~nosuchuser/x cannot be read on this machine"):
+        diagnose.run([f"{key}={value}" for key, value in given.items()])
     assert not results.exists()
 
 

@@ -68,6 +68,9 @@ def test_a_diagnosis_is_answered_first_and_filed_and_repeated_from_its_folder(
     assert {run.info.status for run in [parent, *finalists]} == {"FINISHED"}
     assert main(["runs", f"results={world.results}"]) == 0
     assert said["headline"][:30] in " ".join(capfd.readouterr().out.split())
+    assert main([*question, f"target={world.root}/target", "predict=accuracy > 1.5"]) == 0
+    assert main(["runs", f"results={world.results}"]) == 0
+    assert f"refuted; {said['headline'][:20]}" in " ".join(capfd.readouterr().out.split())
 
     experiment = folder / "experiment" / "diagnose.yaml"
     line = experiment.read_text().splitlines()[1].removeprefix("# ")
