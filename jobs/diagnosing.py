@@ -25,6 +25,7 @@ from jobs.measuring import Matter, measured
 from jobs.neighbours import better_neighbour, missing_beside, with_made
 from jobs.question import Asked, Kit, Progress, inspect, read, texts_of
 from jobs.reference import candidates, with_end
+from jobs.remaking import can_be_made, with_remade, without_lost
 from jobs.searching import data_order, search_texts
 
 
@@ -52,6 +53,9 @@ def diagnose_folder(asked: Asked, kit: Kit, progress: Progress = lambda *_: None
     )
     if inspected.shift:
         matter, evidence = of_shifted(matter, ran, progress)
+        texts = list(matter.texts)
+    elif can_be_made(inspected, ran):
+        matter, evidence = of_lost(matter, progress)
         texts = list(matter.texts)
     else:
         evidence = gather(matter, progress)
@@ -95,6 +99,32 @@ def of_shifted(m: Matter, layers: int, progress: Progress) -> tuple[Matter, Evid
     except BadInput:
         return mended, moved
     return (mended, moved) if works_better(moved, as_stored) else (m, as_stored)
+
+
+def of_lost(m: Matter, progress: Progress) -> tuple[Matter, Evidence]:
+    """Data with slots that hold no state of the target, on the states that the target makes; as stored
+    where the drafter does not work on those, or works better on what is stored.
+    """
+    made = replace(
+        m,
+        texts=tuple(with_remade(m.kit.layers, m.texts, m.inspected)),
+        form=without_lost(m.form, m.inspected),
+        inspected=replace(m.inspected, remade=True),
+    )
+    found = gather(made, progress)
+    if broken(found) or as_good_as_stored(m, found):
+        return m, gather(m, progress)
+    return made, found
+
+
+def as_good_as_stored(m: Matter, found: Evidence) -> bool:
+    """Whether what was found on states that were made does as well on those that are stored."""
+    scorer = Scorer(m.known.checkpoint, m.kit.target, m.texts, steps=m.asked.steps)
+    wiring = found.trained.wiring
+    if scorer.why_not(wiring) is not None:
+        return False
+    stored = measure.scored(scorer, wiring, found.trained.truth, m.asked.seed)
+    return stored.accuracy.value >= found.trained.accuracy.value
 
 
 def works_better(one: Evidence, other: Evidence) -> bool:

@@ -154,6 +154,8 @@ class Inspected:
     notes: tuple[str, ...]
     shift: int = 0  # row t of the states belongs to position t + shift
     aligned: bool = False  # what was measured was measured with each row at its position
+    # Slots that hold no state gave way to the states that the target's own layers make.
+    remade: bool = False
     as_declared: Scored | None = None  # the trained wiring with the states taken as declared
 
     def labelled(self, states: Sequence[int]) -> tuple[int, ...]:

@@ -129,7 +129,8 @@ def conclude(e: Evidence) -> Concluded:
     reasons = broken(e)
     slots = list(beyond.slot_causes(e, wiring))
     shifted = e.inspected.shift and not e.inspected.aligned
-    if slots and (shifted or any(unfound(s) for s in e.inspected.slots)):
+    unmeasured = not e.inspected.remade and any(unfound(s) for s in e.inspected.slots)
+    if slots and (shifted or unmeasured):
         # What was measured on such data says nothing of the drafter.
         left = [f"on this data: {reason}" for reason in reasons]
         return Concluded(verdict=CAUSE, causes=tuple(slots), because=(), notes=(*harmless, *left))
@@ -346,6 +347,10 @@ def confidence(e: Evidence, concluded: Concluded) -> str:
         reasons.append("no engine was named")
     verified = [s for s in e.inspected.slots if s.verdict == "verified"]
     reasons.append(f"{len(verified)} of {len(e.inspected.slots)} slots verified")
+    if e.inspected.remade:
+        reasons.append(
+            "in the place of slots that hold no state, what the target's own layers make"
+        )
     if first is not None and first.cost is not None:
         lost = first.cost.difference
         said = "cost settled at" if lost.low > 0 else "cost not settled:"

@@ -327,7 +327,7 @@ def test_a_tree_that_cannot_be_drawn_is_a_note(made: Path, tmp_path: Path):
     def absolute(d2t: torch.Tensor) -> torch.Tensor:
         return d2t + torch.arange(len(d2t))
 
-    drafter = with_table(tmp_path / "drafter", absolute)
+    drafter = with_table(tmp_path / "drafter", shuffled)
     flags = {"speculative_eagle_topk": 2, "speculative_num_draft_tokens": 8}
     engine = {**KIMI, "flags": flags, "accept_length": 1.1}
     result = answer(made, drafter, tmp_path, engine=engine)
@@ -395,6 +395,57 @@ def test_shifted_data_is_said_and_the_drafter_is_asked_about_all_the_same(
     assert [cause.kind for cause in found.diagnosis.causes] == ["slots"]
     assert found.diagnosis.trained.states() == (0, 3, 31)
     assert found.evidence.by_teacher.accuracy.value > 0.4  # of texts drawn at temperature 1
+
+
+def of_wrong_ranks(made: Path, out: Path) -> Path:
+    """The data with the halves of the aux states' columns in each other's place."""
+    shutil.copytree(made / "data", out)
+    for path in sorted(out.glob("rows_*/*.pt")):
+        sample = torch.load(path, weights_only=True)
+        *aux, last = sample["hidden_states"]
+        swapped = [h.roll(h.shape[-1] // 2, -1) for h in aux]
+        torch.save({**sample, "hidden_states": [*swapped, last]}, path)
+    return out
+
+
+def test_slots_that_hold_no_state_give_way_to_what_the_target_s_layers_make(
+    made: Path, tmp_path: Path
+):
+    """So the drafter can be asked about, and another fault of it be found beside them."""
+    data = of_wrong_ranks(made, tmp_path / "data")
+    asked = Asked(drafter=LAB / "drafter", data=data, max_samples=16)
+    kit = Kit(made / "target")
+    found = diagnose_folder(asked, kit)
+    assert found.evidence.inspected.remade
+    assert [cause.kind for cause in found.diagnosis.causes] == ["slots"]
+    assert "declared state 3, but no such state" in found.diagnosis.causes[0].what
+    assert found.diagnosis.trained.states() == (0, 3, 31)
+    assert found.diagnosis.accept_length_repaired.value > 2.3
+    assert "what the target's own layers make" in found.diagnosis.confidence
+    faulty = with_table(tmp_path / "drafter", shuffled)
+    both = diagnose_folder(replace(asked, drafter=faulty), kit)
+    assert {cause.kind for cause in both.diagnosis.causes} == {"slots", "d2t"}
+    # A target that cannot be run so far leaves nothing to say but of the data.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs.diagnosing, "can_be_made", lambda *_: False)
+        alone = diagnose_folder(replace(asked, drafter=faulty), kit)
+    assert [cause.kind for cause in alone.diagnosis.causes] == ["slots"]
+
+
+def test_a_drafter_that_was_trained_on_slots_that_hold_no_state_is_asked_about_those(
+    made: Path, tmp_path: Path
+):
+    data = of_wrong_ranks(made, tmp_path / "data")
+    drafter = tmp_path / "drafter"
+    shutil.copytree(LAB / "drafter", drafter)
+    tensors = load_file(drafter / "model.safetensors")
+    chunks = tensors["fc.weight"].chunk(3, 1)
+    tensors["fc.weight"] = torch.cat([c.roll(c.shape[1] // 2, 1) for c in chunks], 1).contiguous()
+    save_file(tensors, drafter / "model.safetensors")
+    found = diagnose_folder(Asked(drafter=drafter, data=data, max_samples=16), Kit(made / "target"))
+    assert not found.evidence.inspected.remade
+    assert found.evidence.trained.accuracy.value > 0.6
+    assert [cause.kind for cause in found.diagnosis.causes] == ["slots"]
 
 
 def test_a_drafter_of_another_kind_is_refused_by_name(made: Path, tmp_path: Path):
