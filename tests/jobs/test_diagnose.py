@@ -32,7 +32,11 @@ KIMI = {"name": "sglang", "version": "0.5.12", "engine_class": "kimi_k25", "ids"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("made")
+    """The lab's target and data, made once."""
+    folder = tmp_path_factory.mktemp("made")
+    with Events(folder / "events.jsonl") as events:
+        open_job(request_of(folder, LAB / "drafter"), events)
+    return folder
 
 
 def request_of(made: Path, drafter: Path, **changed: Any) -> dict[str, Any]:
