@@ -99,7 +99,8 @@ class Judged:
 
     def counts(self, truth: Truth, shift: int | None = None) -> list[Count]:
         """How often the head's choices are the truth's, a sample: through the norm where that is due."""
-        by = self.data_shift if shift is None else shift
+        own = self.shift if self.found else self.data_shift
+        by = own if shift is None else shift
         return self.figures.agreements.get((truth, not self.normed, by), [])
 
     def agreement(self, truth: Truth, shift: int | None = None) -> Rate | None:

@@ -79,7 +79,11 @@ def diagnose_folder(asked: Asked, kit: Kit, progress: Progress = lambda *_: None
 
 def aligned(m: Matter, layers: int, progress: Progress) -> Matter:
     """The same with each row of the data at the position whose states it holds."""
-    texts, *_ = texts_of(m.asked, m.kit, m.known, m.form, layers, progress, shift=m.inspected.shift)
+    shift, slots = m.inspected.shift, m.inspected.slots
+    in_place = {slot.index for slot in slots if slot.in_place}
+    texts, *_ = texts_of(
+        m.asked, m.kit, m.known, m.form, layers, progress, shift=shift, in_place=in_place
+    )
     inspected = replace(m.inspected, aligned=True)
     return replace(
         m, inspected=inspected, texts=tuple(with_end(texts, m.form, inspected, m.kit.target))

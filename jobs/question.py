@@ -6,7 +6,7 @@ What is read of a target is kept in a `Kit`, which several questions may share.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -236,6 +236,7 @@ def seen_slot(slot: Judged) -> SlotSeen:
         found=slot.found,
         verdict=verdict,
         what=sentence,
+        in_place=bool(slot.found) and slot.data_shift != 0 and slot.shift == 0,
     )
 
 
@@ -261,6 +262,7 @@ def texts_of(
     progress: Progress,
     *,
     shift: int = 0,
+    in_place: Collection[int] = (),
 ) -> tuple[list[Text], str, LeftOut, tuple[str, ...]]:
     """The texts with the states that a wiring at hand asks for, as far as they can be had."""
     target = kit.target
@@ -293,6 +295,7 @@ def texts_of(
         device=target.device,
         more_states=made if missing else None,
         shift=shift,
+        in_place=in_place,
         seen=seen,
         progress=lambda done, total: progress("read", done, total),
     )

@@ -125,6 +125,7 @@ class SlotSeen:
     found: tuple[int, ...]  # states that it was measured to be, all equal; empty: not told
     verdict: str  # verified, contradicted or as declared
     what: str  # the sentence of the inspection
+    in_place: bool = False  # its rows are at their positions, while other slots' rows are not
 
     @property
     def state(self) -> int | None:

@@ -6,7 +6,7 @@ a batch at a time: a few hundred texts of a large target would not fit otherwise
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -56,6 +56,7 @@ def load_texts(
     teachers: Sequence[Teacher] | None = None,
     more_states: MoreStates | None = None,
     shift: int = 0,
+    in_place: Collection[int] = (),
     seen: Callable[[Sample], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Text]:
@@ -64,8 +65,9 @@ def load_texts(
     `teachers` are those whose choices are made, None for all of teachers_of. `more_states` is given
     all texts [T] and makes states that are not stored; where state 0 is not, it is made from the
     target's embedding (see why_no_embedding). `shift` is how far the data's rows lag behind their
-    positions: row t belongs to position t + shift. `seen` is shown each sample as it was read. Where one
-    text lacks the target's own choices, none keeps them: truths are never mixed.
+    positions: row t belongs to position t + shift, but for the slots `in_place`. `seen` is shown each
+    sample as it was read. Where one text lacks the target's own choices, none keeps them: truths are
+    never mixed.
     """
     if teachers is None:
         teachers = teachers_of(form, target, has_argmax=False)
@@ -82,9 +84,10 @@ def load_texts(
         samples = with_argmax(samples, argmax, form.folder, target.vocab)
     total = len(form.files[:max_samples])
     embed = why_no_embedding(target) is None
+    shifts = [0 if i in in_place else shift for i in range(len(form.slots))]
     texts: list[Text] = []
     for sample in samples:
-        texts.append(text_of(sample, form, target, teachers, steps, embed=embed, shift=shift))
+        texts.append(text_of(sample, form, target, teachers, steps, embed=embed, shifts=shifts))
         if seen is not None:
             seen(sample)
         if progress is not None:
@@ -111,11 +114,12 @@ def text_of(
     steps: int,
     *,
     embed: bool,
-    shift: int = 0,
+    shifts: Sequence[int] | None = None,
 ) -> Text:
     """A sample as a search needs it."""
     ids, rows = sample.input_ids, scored_rows(sample.loss_mask)
-    stored = [aligned(h, shift) for h in sample.stored]
+    by = [0] * len(sample.stored) if shifts is None else shifts
+    stored = [aligned(h, shift) for h, shift in zip(sample.stored, by, strict=True)]
     chosen: dict[str, Tensor] = {}
     if sample.target_argmax is not None:
         chosen[Truth.target_argmax.value] = sample.target_argmax

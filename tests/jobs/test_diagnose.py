@@ -401,6 +401,21 @@ def test_shifted_data_is_said_and_the_drafter_is_asked_about_all_the_same(
     assert found.evidence.by_teacher.accuracy.value > 0.4  # of texts drawn at temperature 1
 
 
+def test_a_slot_in_its_place_stays_there_where_the_others_lag(made: Path, tmp_path: Path):
+    data = sampled(made, tmp_path / "data", Kit(made / "target"), 12)
+    for path in (data / "rows").iterdir():
+        sample = torch.load(path, weights_only=True)
+        *aux, last = sample["hidden_states"]
+        late = [torch.cat([h[..., :1, :], h[..., :-1, :]], -2) for h in aux]
+        torch.save({**sample, "hidden_states": [*late, last]}, path)
+    asked = Asked(drafter=LAB / "drafter", data=data, states=[0, 3, 31, 61])
+    found = diagnose_folder(asked, Kit(made / "target"))
+    assert found.evidence.inspected.shift == -1
+    assert [slot.in_place for slot in found.evidence.inspected.slots] == [False] * 3 + [True]
+    assert [cause.kind for cause in found.diagnosis.causes] == ["slots"]
+    assert found.evidence.by_teacher.accuracy.value > 0.4  # of texts drawn at temperature 1
+
+
 def of_wrong_ranks(made: Path, out: Path) -> Path:
     """The data with the halves of the aux states' columns in each other's place."""
     shutil.copytree(made / "data", out)
