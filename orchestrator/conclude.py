@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +73,18 @@ def answer(
     if ended.ok and ended.result is not None:
         session.show.answer(ended.result, verdict.plain())
         if patched:
-            session.show.line(
-                f"patched  {paths.patched.parent}: {', '.join(patched)} (the drafter's config.json as "
-                "it should be, and programs to run on a copy of it: python PROGRAM.py COPY)"
-            )
+            session.show.line(f"patched  {paths.patched.parent}: {patched_words(patched)}")
     else:
         session.show.not_answered(verdict.reason, paths.folder)
+
+
+def patched_words(names: Sequence[str]) -> str:
+    """What lies in a run's folder for a copy of the drafter, and how it is used."""
+    programs = " and ".join(name for name in names if name != "config.json")
+    said = ["config.json, to be put into a copy of the drafter"] * ("config.json" in names)
+    if programs:
+        said.append(f"{programs}, to be run on a copy of it: python PROGRAM.py COPY")
+    return "; ".join(said)
 
 
 def judged(config: dict[str, Any], ended: Ended, paths: RunPaths) -> Verdict:

@@ -104,7 +104,7 @@ def fix_lines(show: Show, fix: Mapping[str, Any], program: str = "") -> None:
 
     A program is shown by the name that it has in the run's folder.
     """
-    can = "" if fix["possible"] else ": cannot be expressed there"
+    can = "" if fix["possible"] or not fix["engine"] else ": cannot be expressed there"
     show.line(f"  {fix['engine'] or 'to do'}{can} ({fix['evidence']})")
     for line in fix["lines"]:
         if line.count("\n") > 1:

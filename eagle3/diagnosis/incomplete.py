@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from eagle3.checkpoint import DrafterCheckpoint
 from eagle3.diagnosis.answer import LIKELY, Cause
+from eagle3.diagnosis.beyond import lost_since_training
 from eagle3.diagnosis.causes import fixes_of, runs, verb, wiring_causes
 from eagle3.diagnosis.evidence import Evidence
 from eagle3.diagnosis.words import rate_words
@@ -42,16 +44,19 @@ def absent_head(e: Evidence) -> Cause | None:
     """
     if not headless(e):
         return None
+    rows = f"a head of {e.form.draft_vocab.value} rows"
     stopped = [] if runs(e) else [c for c in wiring_causes(e)[0] if c.kind == "head" and c.stops]
     if stopped:
-        return stopped[0]
+        ground = "" if e.served is None else e.served.evidence.value
+        what = stopped[0].what + by_log(e)
+        return replace(stopped[0], what=what, trained=rows, evidence=f"served: {ground}")
     length = rate_words(e.trained.accept_length)
     return Cause(
         kind="head",
         what="the file has no lm_head.weight: engines leave the head random, or take the target's with "
         f"a row for each of {e.form.vocab.value} tokens, not for the {e.form.draft_vocab.value} "
-        f"that are drafted; with the target's rows of these it accepts {length}",
-        trained=f"a head of {e.form.draft_vocab.value} rows",
+        f"that are drafted; with the target's rows of these it accepts {length}{by_log(e)}",
+        trained=rows,
         served="no lm_head.weight in the file",
         cost=None,
         fixes=fixes_of(e, "head"),
@@ -59,6 +64,17 @@ def absent_head(e: Evidence) -> Cause | None:
         evidence=f"{verb(e)}: {MEASURED}",
         stops=True,
     )
+
+
+def by_log(e: Evidence) -> str:
+    """Whether the target's rows were the trained head, where the training log tells."""
+    log, ours = e.trained_accuracy, e.by_teacher.accuracy
+    if log is None:
+        return ""
+    right = f"with the target's rows it is right at {ours.value:.3f}, in training at {log:.3f}"
+    if lost_since_training(e) is None:
+        return f"; {right}: these may well be its head"
+    return f"; {right}: the head was trained, so export it again"
 
 
 def blank(checkpoint: DrafterCheckpoint) -> str | None:

@@ -24,6 +24,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 NAME = {name!r}  # kept in the files, since once is enough
+if len(sys.argv) < {count}:
+    sys.exit(f"usage: python {{sys.argv[0]}} DRAFTER{more}, on a copy of the drafter")
 files = {{}}
 for path in sorted(Path(sys.argv[1]).glob("*.safetensors")):
     with safe_open(path, "pt") as file:
@@ -63,7 +65,13 @@ def program(short: str, what: str, body: str, more: str = "") -> str:
     `short` is that in one line, as exact as a line can be; `what` says why.
     """
     return (
-        BEGIN.format(short=short, what=what, more=more, name=short.replace(";", ","))
+        BEGIN.format(
+            short=short,
+            what=what,
+            more=more,
+            count=2 + len(more.split()),
+            name=short.replace(";", ","),
+        )
         + textwrap.dedent(body).strip("\n")
         + "\n"
         + END

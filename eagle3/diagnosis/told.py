@@ -192,6 +192,7 @@ def lengths(d: Diagnosis, said: Callable[[Rate], str]) -> list[str]:
         if d.engine_figure is not None:
             parts = ["it does not start by what is known of it"]
     if d.repaired != "as trained":
+        parts = ["nothing serves it as it is"] if d.served is None else parts
         parts.append(f"{said(d.accept_length_repaired)} {d.repaired}")
     elif d.causes and d.ladder:
         parts += behind_fixes(d, said)
@@ -318,7 +319,8 @@ def whole_cause(cause: Cause, number: int) -> Iterator[str]:
 
 def whole_fix(fix: Fix) -> Iterator[str]:
     """A fix with all its lines."""
-    yield f"- {fix.engine or 'to do'} [{fix.evidence}]{'' if fix.possible else ': not expressible'}"
+    can = "" if fix.possible or not fix.engine else ": not expressible"
+    yield f"- {fix.engine or 'to do'} [{fix.evidence}]{can}"
     for line in fix.lines:
         inner = line.splitlines()
         if len(inner) > 1:

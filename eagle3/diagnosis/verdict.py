@@ -47,7 +47,7 @@ from eagle3.diagnosis.signatures import signature_of
 from eagle3.diagnosis.words import joined, truth_words, value_words
 from eagle3.doctor.findings import Finding, ordered
 from eagle3.engines import unread
-from eagle3.metrics import Truth
+from eagle3.metrics import Rate, Truth
 
 LOWER = {CERTAIN: LIKELY, LIKELY: POSSIBLE, POSSIBLE: POSSIBLE}
 
@@ -80,9 +80,7 @@ def diagnose(e: Evidence) -> Diagnosis:
         slots=tuple(slot.in_words for slot in e.inspected.slots),
         accept_length_served=None if e.as_served is None else e.as_served.accept_length,
         accept_length_repaired=e.trained.accept_length,
-        ladder=()
-        if headless(e)
-        else tuple((kind, scored.accept_length) for kind, scored in e.ladder),
+        ladder=ladder_of(e, concluded),
         repaired=STAND_IN if headless(e) else "as trained",
         signature=signature_of(shown.conditional, e.trained.conditional).in_words,
         confidence=confidence(e, concluded),
@@ -99,7 +97,7 @@ def diagnose(e: Evidence) -> Diagnosis:
         engine_figure=engine_figure(e),
         provided=provided(e),
         states_alone=None
-        if e.states_alone is None
+        if e.states_alone is None or not ladder_of(e, concluded)
         else (e.states_alone[0], e.states_alone[1].accept_length),
         notes=(
             *concluded.notes,
@@ -112,6 +110,16 @@ def diagnose(e: Evidence) -> Diagnosis:
         before=flat_copy(e.config, form=e.form, asked=e.asked),
         config=mended_config(e, [cause.kind for cause in concluded.causes]),
     )
+
+
+def ladder_of(e: Evidence, concluded: Concluded) -> tuple[tuple[str, Rate], ...]:
+    """Accept length behind each fix, where any of them is of a cause that is believed, and what it is
+    measured with is the drafter's own.
+    """
+    named = {cause.kind for cause in concluded.causes}
+    if headless(e) or not any(kind in named for kind, _ in e.ladder):
+        return ()
+    return tuple((kind, scored.accept_length) for kind, scored in e.ladder)
 
 
 def of_states(e: Evidence, concluded: Concluded) -> bool:
@@ -143,9 +151,11 @@ def conclude(e: Evidence) -> Concluded:
     if reasons:
         notes = [*harmless, *(symptom(c) for c in wiring)]
         unknown = beyond.unknown_cause(e, reasons)
+        # A piece that is lacking, of a drafter that works in spite of it, hides no states.
+        fed = [c for c in wiring if c.kind in (STATES, ORDER) and reasons == (e.health.blank,)]
         # What was measured of the data stands, whatever the drafter is.
         return Concluded(
-            verdict=UNKNOWN, causes=(unknown, *slots), because=reasons, notes=tuple(notes)
+            verdict=UNKNOWN, causes=(unknown, *fed, *slots), because=reasons, notes=tuple(notes)
         )
     explained = {kind for slot in slots for kind in slot.explains}
     causes = by_cost(
@@ -295,6 +305,8 @@ def headline(e: Evidence, concluded: Concluded) -> str:
     """One sentence that says it."""
     causes = concluded.causes
     who = e.served.engine if e.served is not None else "no engine was named"
+    if e.asked is not None and e.asked.version and unread(e.asked.name, e.asked.version):
+        who += ", which was not read"
     if concluded.verdict == UNKNOWN:
         return causes[0].what
     if concluded.verdict == UNDECIDED:

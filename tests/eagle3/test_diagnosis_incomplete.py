@@ -34,12 +34,19 @@ def test_a_head_that_is_not_in_the_file_is_the_cause_whatever_stands_in_for_it_r
     said = "\n".join(d.first_lines())
     assert "with the target's rows for a head" in said
     assert "as trained" not in said.partition("expected")[2]
+    assert "nothing serves it as it is" in said
 
 
 def test_the_level_of_a_stand_in_says_nothing_of_training_teacher_or_vocabulary():
     low = scored(STAND_IN, (0.3, 0.4, 0.4, 0.4), coverage=0.6)
     e = replace(evidence(low, engine=False), form=HEADLESS, trained_accuracy=0.75)
-    assert [cause.kind for cause in diagnose(e).causes] == ["head"]
+    (cause,) = diagnose(e).causes
+    assert cause.kind == "head"
+    assert cause.trained == f"a head of {form().draft_vocab.value} rows"
+    assert cause.what.endswith("in training at 0.750: the head was trained, so export it again")
+    reached = evidence(scored(STAND_IN, GOOD), engine=False)
+    (cause,) = diagnose(replace(reached, form=HEADLESS, trained_accuracy=0.75)).causes
+    assert cause.what.endswith("these may well be its head")
 
 
 def test_what_else_keeps_an_engine_from_starting_is_said_beside_a_head_that_is_lacking():
@@ -57,6 +64,8 @@ def test_behind_an_engine_that_stops_over_it_the_head_is_said_once_and_first():
     d = diagnose(replace(e, form=HEADLESS, served=replace(stopped, run=S, states=S.states())))
     assert [cause.kind for cause in d.causes] == ["head", "states"]
     assert d.causes[0].what == "no lm_head.weight there"
+    assert d.causes[0].trained == f"a head of {form().draft_vocab.value} rows"
+    assert d.ladder == ()
 
 
 def test_a_vocabulary_that_is_the_target_s_needs_no_head_in_the_file():
@@ -105,6 +114,11 @@ def test_a_piece_that_was_not_written_is_named(name, place, said):
     assert found in as_logged.notes
     lost = diagnose(replace(e, health=blank_one, trained_accuracy=0.9))
     assert lost.verdict == "unknown"
+    # Which states it is fed is told beside that, with the line to write.
+    fed = evidence(scored(T, GOOD), wrong=scored(S, DEAD), alone={"states": scored(S, DEAD)})
+    d = diagnose(replace(fed, health=replace(fed.health, blank=found)))
+    assert [cause.kind for cause in d.causes] == ["unknown", "states"]
+    assert any("[-1, 2, 30]" in line for line in d.first_lines())
 
 
 @pytest.mark.parametrize(

@@ -314,3 +314,10 @@ def test_a_norm_that_the_file_does_not_have(
     run = served_wiring(found.form, dict(fix.config), VLLM, num_layers=KIMI, drafter=found).wiring
     assert run is not None
     assert run.fc_input is wanted
+
+
+def test_a_program_that_lacks_a_folder_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit, match=r"usage: python .*this\.py DRAFTER TARGET, on a copy"):
+        run_program(rewrites.head_of_target(), monkeypatch, tmp_path / "drafter")
