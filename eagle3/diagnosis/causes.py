@@ -260,7 +260,7 @@ def by_teacher_alone(e: Evidence, kind: str, so: Scored | None) -> str:
     if so is None or learnt is None or matters(e.trained, so, many):
         return ""
     told = lost_words(e.by_teacher, learnt, 2 * many, settled_by(e.by_teacher, learnt, many))
-    return f"; against what it learnt, {e.searched.teacher.in_words}: {told}"
+    return f"; {told} against what it learnt, {e.searched.teacher.in_words}"
 
 
 def how_trained(e: Evidence, name: str) -> str:

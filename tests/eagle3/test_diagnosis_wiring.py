@@ -164,8 +164,8 @@ def test_what_the_drafter_learnt_shows_a_difference_that_the_target_hardly_does(
     assert set(kinds(e)) == {"teacher", "states"}
     # What the target's own choice does not settle is told by what does.
     (states,) = (c for c in diagnose(e).causes if c.kind == "states")
-    assert "; against what it learnt, the data's last slot: +" in states.what
-    assert "accept length lost by it" in states.what
+    assert "; served states 3, 31 and 59; +" in states.what
+    assert "lost by it against what it learnt, the data's last slot" in states.what
     settled = evidence(scored(T, GOOD), wrong=scored(S, DEAD), alone={"states": scored(S, DEAD)})
     assert "against what it learnt" not in diagnose(settled).causes[0].what
 

@@ -331,7 +331,7 @@ def test_a_tree_that_cannot_be_drawn_is_a_note(made: Path, tmp_path: Path):
     def absolute(d2t: torch.Tensor) -> torch.Tensor:
         return d2t + torch.arange(len(d2t))
 
-    drafter = with_table(tmp_path / "drafter", shuffled)
+    drafter = with_table(tmp_path / "drafter", absolute)
     flags = {"speculative_eagle_topk": 2, "speculative_num_draft_tokens": 8}
     engine = {**KIMI, "flags": flags, "accept_length": 1.1}
     result = answer(made, drafter, tmp_path, engine=engine)
