@@ -401,6 +401,7 @@ def test_shifted_data_is_said_and_the_drafter_is_asked_about_all_the_same(
     assert found.evidence.by_teacher.accuracy.value > 0.4  # of texts drawn at temperature 1
 
 
+@pytest.mark.runs
 def test_a_slot_in_its_place_stays_there_where_the_others_lag(made: Path, tmp_path: Path):
     data = sampled(made, tmp_path / "data", Kit(made / "target"), 12)
     for path in (data / "rows").iterdir():
@@ -427,6 +428,7 @@ def of_wrong_ranks(made: Path, out: Path) -> Path:
     return out
 
 
+@pytest.mark.runs
 def test_slots_that_hold_no_state_give_way_to_what_the_target_s_layers_make(
     made: Path, tmp_path: Path
 ):
@@ -451,6 +453,7 @@ def test_slots_that_hold_no_state_give_way_to_what_the_target_s_layers_make(
     assert [cause.kind for cause in alone.diagnosis.causes] == ["slots"]
 
 
+@pytest.mark.runs
 def test_a_drafter_that_was_trained_on_slots_that_hold_no_state_is_asked_about_those(
     made: Path, tmp_path: Path
 ):
