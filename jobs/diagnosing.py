@@ -107,11 +107,16 @@ def of_shifted(m: Matter, layers: int, progress: Progress) -> tuple[Matter, Evid
 
 def of_lost(m: Matter, progress: Progress) -> tuple[Matter, Evidence]:
     """Data with slots that hold no state of the target, on the states that the target makes; as stored
-    where the drafter does not work on those, or works better on what is stored.
+    where it cannot be run over all texts, where the drafter does not work on those, or works better on
+    what is stored.
     """
+    try:
+        texts = with_remade(m.kit.layers, m.texts, m.inspected)
+    except BadInput:
+        return m, gather(m, progress)
     made = replace(
         m,
-        texts=tuple(with_remade(m.kit.layers, m.texts, m.inspected)),
+        texts=tuple(texts),
         form=without_lost(m.form, m.inspected),
         inspected=replace(m.inspected, remade=True),
     )

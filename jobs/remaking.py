@@ -27,7 +27,7 @@ def lost_states(inspected: Inspected) -> dict[int, int]:
 def can_be_made(inspected: Inspected, layers: int) -> bool:
     """Whether the target's first `layers` make every lost state."""
     lost = lost_states(inspected)
-    return bool(lost) and max(lost.values()) <= layers
+    return bool(lost) and layers > 0 and max(lost.values()) <= layers
 
 
 def with_remade(target: TargetLayers, texts: Sequence[Text], inspected: Inspected) -> list[Text]:
