@@ -9,7 +9,7 @@ from eagle3.conventions import Evidence as Ground
 from eagle3.diagnosis.answer import CERTAIN, LIKELY, POSSIBLE, Cause, Cost
 from eagle3.diagnosis.behind_engine import comparable, inside
 from eagle3.diagnosis.causes import LEAST_ACCURACY, comparisons_of, cost_of
-from eagle3.diagnosis.damage import ceiling
+from eagle3.diagnosis.damage import ceiling, only_blank
 from eagle3.diagnosis.evidence import Evidence, Scored, SlotSeen
 from eagle3.diagnosis.fixes import Fix
 from eagle3.diagnosis.kinds import ORDER, STATES
@@ -74,7 +74,7 @@ def unknown_cause(e: Evidence, reasons: Sequence[str]) -> Cause:
 
     Zeros alone may have been written on purpose, as by who prunes.
     """
-    pruned = list(reasons) == [e.health.blank]
+    pruned = only_blank(e, reasons)
     grave = [f.what for f in e.doctor if f.severity == "error"][:2]
     files = f" The files themselves show: {'; '.join(grave)}" if grave else ""
     return Cause(

@@ -47,6 +47,11 @@ def broken(e: Evidence) -> tuple[str, ...]:
     return tuple(reasons)
 
 
+def only_blank(e: Evidence, reasons: Sequence[str]) -> bool:
+    """Whether nothing but zeros speaks against the drafter, which works in spite of them."""
+    return list(reasons) == [e.health.blank]
+
+
 def reaches_log(e: Evidence) -> bool:
     """Whether it is as good as its training log says, so that zeros were there when it was trained."""
     return e.trained_accuracy is not None and e.by_teacher.accuracy.high >= e.trained_accuracy

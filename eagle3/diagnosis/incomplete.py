@@ -83,15 +83,14 @@ def blank(checkpoint: DrafterCheckpoint) -> str | None:
     purpose, and does no work either way.
     """
     for name, weight in checkpoint.drafter.state_dict().items():
-        part = name.partition(".")[2] if name.startswith("midlayer.") else name
-        part = ".".join(part.split(".")[2:]) if part.startswith("layers.") else part
         if name == "fc.weight":
             found = list(blank_axes(weight, (0,)))
             chunks = weight.view(len(weight), checkpoint.form.num_aux.value, -1).unbind(1)
             partly = [c for c in chunks if bool(c.any())]
             found += list(blank_axes(torch.cat(partly, 1), (1,))) if partly else []
         else:
-            found = list(blank_axes(weight, HIDDEN_AXES.get(part, ())))
+            axes_of = (axes for part, axes in HIDDEN_AXES.items() if name.endswith(part))
+            found = list(blank_axes(weight, next(axes_of, ())))
         if found:
             axes = " and ".join(found)
             return f"{axes} of {name} hold nothing but zeros, as where a file was cut short"

@@ -37,7 +37,7 @@ from eagle3.diagnosis.causes import (
     wiring_causes,
 )
 from eagle3.diagnosis.contradicted import standing
-from eagle3.diagnosis.damage import broken, ceiling, reaches_log
+from eagle3.diagnosis.damage import broken, ceiling, only_blank, reaches_log
 from eagle3.diagnosis.evidence import Evidence, SlotSeen
 from eagle3.diagnosis.fixes import elsewhere, flat_copy
 from eagle3.diagnosis.incomplete import STAND_IN, absent_head, headless
@@ -152,7 +152,7 @@ def conclude(e: Evidence) -> Concluded:
         notes = [*harmless, *(symptom(c) for c in wiring)]
         unknown = beyond.unknown_cause(e, reasons)
         # A piece that is lacking, of a drafter that works in spite of it, hides no states.
-        fed = [c for c in wiring if c.kind in (STATES, ORDER) and reasons == (e.health.blank,)]
+        fed = [c for c in wiring if c.kind in (STATES, ORDER) and only_blank(e, reasons)]
         # What was measured of the data stands, whatever the drafter is.
         return Concluded(
             verdict=UNKNOWN, causes=(unknown, *fed, *slots), because=reasons, notes=tuple(notes)
@@ -306,7 +306,7 @@ def headline(e: Evidence, concluded: Concluded) -> str:
     causes = concluded.causes
     who = e.served.engine if e.served is not None else "no engine was named"
     if e.asked is not None and e.asked.version and unread(e.asked.name, e.asked.version):
-        who += ", which was not read"
+        who += " (not read)"
     if concluded.verdict == UNKNOWN:
         return causes[0].what
     if concluded.verdict == UNDECIDED:

@@ -315,3 +315,11 @@ def test_what_only_longer_texts_would_show_is_said_where_nothing_else_is_found(r
     assert f"but for {kind}, which texts of 144 positions cannot show" in d.headline
     assert any(line.startswith(f"what {kind} costs") for line in d.undecided)
     assert "but for" not in diagnose(evidence(scored(ours, GOOD), form=wide)).headline
+
+
+def test_a_release_that_was_not_read_is_said_in_the_headline_and_in_the_confidence():
+    for version, said in (("9.9.0", True), ("0.5.12", False)):
+        asked = EngineAsked(name="sglang", version=version, engine_class="kimi_k25")
+        d = diagnose(evidence(scored(T, GOOD), asked=asked))
+        assert ("(not read)" in d.headline) is said
+        assert (f"{version} was not read (what was read: " in d.confidence) is said
