@@ -377,10 +377,14 @@ def environment_in_words(environment: Mapping[str, Any]) -> str:
 def second_interrupt() -> Iterator[int]:
     """Within the block Ctrl-C raises nothing, but makes this file descriptor readable."""
     came, comes = os.pipe()
-    before = signal.signal(signal.SIGINT, lambda *_: os.write(comes, b"x"))
+    os.set_blocking(comes, False)
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    # By Python's handler it would not be readable where the signal comes just before select.
+    wakened = signal.set_wakeup_fd(comes)
     try:
         yield came
     finally:
+        signal.set_wakeup_fd(wakened)
         signal.signal(signal.SIGINT, before)
         os.close(comes)
         os.close(came)
