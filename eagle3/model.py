@@ -92,19 +92,29 @@ class Attention(nn.Module):
             self.q_norm = shape.norm(shape.head_dim)
             self.k_norm = shape.norm(shape.head_dim)
 
-    def project(self, z: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """z [B, T, inputs] → q [B, heads, T, d], k and v [B, kv_heads, T, d]."""
+    def project(
+        self, z: Tensor, cos: Tensor, sin: Tensor, asked: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """z [B, T, inputs] → q [B, heads, T, d], k and v [B, kv_heads, T, d].
+
+        q is of the rows `asked` [B, A] alone, where these are given: [B, heads, A, d].
+        """
 
         def split(x: Tensor) -> Tensor:
             return x.view(*x.shape[:2], -1, self.shape.head_dim)
 
-        q, k, v = split(self.q_proj(z)), split(self.k_proj(z)), split(self.v_proj(z))
+        q, k, v = (
+            split(self.q_proj(gathered(z, asked))),
+            split(self.k_proj(z)),
+            split(self.v_proj(z)),
+        )
         if self.shape.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         cos, sin = cos.to(q.dtype), sin.to(q.dtype)  # under autocast q is narrower than g
+        of_q = (cos, sin) if asked is None else (cos[asked][:, None], sin[asked][:, None])
         pairs = self.shape.interleaved
-        return rotate(q, cos, sin, pairs), rotate(k, cos, sin, pairs), v
+        return rotate(q, *of_q, pairs), rotate(k, cos, sin, pairs), v
 
     def forward(
         self,
@@ -113,13 +123,18 @@ class Attention(nn.Module):
         turn: tuple[Tensor, Tensor],
         earlier: Sequence[KeysValues],
         window_from_row: bool,
+        asked: Tensor | None,
     ) -> tuple[Tensor, KeysValues]:
         """Attend from `rows` [R] of the text; z [B, R, inputs] → [B, R, H] and the step's own keys.
 
-        `turn` is the step's cos and sin; `earlier` is what this layer kept of the steps before.
+        `turn` is the step's cos and sin; `earlier` is what this layer kept of the steps before;
+        `asked` as in Drafter.step.
         """
-        q, k, v = self.project(z, *turn)
-        if earlier:
+        q, k, v = self.project(z, *turn, asked)
+        if asked is not None:
+            seen = visible(rows, len(rows), rows, self.window)[asked][:, None]
+            a = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+        elif earlier:
             own = [*earlier[1:], (k, v)]
             starts = rows  # what the window is counted back from
             if self.window is not None and not window_from_row:
@@ -133,6 +148,11 @@ class Attention(nn.Module):
             a = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
         out: Tensor = self.o_proj(a.transpose(1, 2).flatten(2))
         return out, (k, v)
+
+
+def gathered(x: Tensor, asked: Tensor | None) -> Tensor:
+    """Of x [B, R, ...] the rows asked for, [B, A, ...]; all, where None are."""
+    return x if asked is None else x[torch.arange(len(x), device=x.device)[:, None], asked]
 
 
 def visible(rows: Tensor, length: int, starts: Tensor, window: int | None) -> Tensor:
@@ -205,14 +225,18 @@ class DecoderLayer(nn.Module):
         turn: tuple[Tensor, Tensor],
         earlier: Sequence[KeysValues],
         window_from_row: bool,
+        asked: Tensor | None,
     ) -> tuple[Tensor, KeysValues]:
-        """One step for `rows` [R]: g [B, R, H] → y [B, R, H]. `embedded` goes to the first layer."""
+        """One step for `rows` [R]: g [B, R, H] → y [B, R, H], or of the rows `asked` for [B, A, H].
+
+        `embedded` goes to the first layer.
+        """
         if embedded is None:
             residual, z = g, self.input_layernorm(g)
         else:
             residual, z = self.first_inputs(embedded, g)
-        attended, kept = self.self_attn(z, rows, turn, earlier, window_from_row)
-        r = residual + attended
+        attended, kept = self.self_attn(z, rows, turn, earlier, window_from_row, asked)
+        r = gathered(residual, asked) + attended
         return r + self.mlp(self.post_attention_layernorm(r)), kept
 
     def first_inputs(self, embedded: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -281,8 +305,12 @@ class Drafter(nn.Module):
         cache: Cache,
         *,
         window_from_row: bool = False,
+        asked: Tensor | None = None,
     ) -> Tensor:
         """One step for `rows` [R] of the text: embedded and g [B, R, H_d] → y [B, R, H_d].
+
+        `asked` [B, A], on the first step only, are the rows whose y is wanted → y [B, A, H_d]: what the
+        last layer makes of the others alone is left out.
 
         `cache` is what a serving engine's cache holds at this step; the step's keys are appended.
         Empty on the first step, whose rows must be 0..R-1 and attend causally among themselves. On
@@ -298,17 +326,17 @@ class Drafter(nn.Module):
         shape = self.shape
         positions = rows if shape.standing else rows + len(cache)
         turn = cos_sin(shape.rope, positions, shape.head_dim, g.dtype, shape.interleaved)
-        embedded = embedded.to(g.dtype)  # a target's table comes in the numbers it is stored in
-        y, kept = self.midlayer(
-            embedded, g, rows, turn, [step[0] for step in cache], window_from_row
-        )
-        entries = [kept]
-        for index, layer in enumerate(self.layers.values(), 1):
+        # A target's table comes in the numbers it is stored in.
+        given: Tensor | None = embedded.to(g.dtype)
+        y, entries = g, []
+        for index, layer in enumerate((self.midlayer, *self.layers.values())):
             earlier = [step[index] for step in cache]
-            y, kept = layer(None, y, rows, turn, earlier, window_from_row)
+            wanted = asked if index == shape.num_layers - 1 else None
+            y, kept = layer(given, y, rows, turn, earlier, window_from_row, wanted)
             entries.append(kept)
+            given = None  # deeper layers see no token
         cache.append(entries)
-        return y  # type: ignore[no-any-return]
+        return y
 
     def feedback(self, y: Tensor) -> Tensor:
         """What the next step takes in the place of g."""

@@ -14,7 +14,7 @@ from eagle3.diagnosis import measure
 from eagle3.diagnosis.answer import Diagnosis
 from eagle3.diagnosis.beyond import is_low as is_low_alone
 from eagle3.diagnosis.causes import matters
-from eagle3.diagnosis.damage import broken
+from eagle3.diagnosis.damage import broken, least_accuracy
 from eagle3.diagnosis.evidence import Evidence
 from eagle3.diagnosis.verdict import diagnose
 from eagle3.errors import BadInput
@@ -91,13 +91,15 @@ def aligned(m: Matter, layers: int, progress: Progress) -> Matter:
 
 
 def of_shifted(m: Matter, layers: int, progress: Progress) -> tuple[Matter, Evidence]:
-    """Data whose rows lag, each row at its position or as stored: by which the drafter works better.
+    """Data whose rows lag, each row at its position; as stored where the drafter works better so.
 
     As stored, the choices made of the target's end may never go on with the text, so that nothing can
     be counted against them.
     """
     mended = aligned(m, layers, progress)
     moved = gather(mended, progress)
+    if not broken(moved) and not as_good_as_stored(m, moved):
+        return mended, moved
     try:
         as_stored = gather(m, progress)
     except BadInput:
@@ -127,12 +129,15 @@ def of_lost(m: Matter, progress: Progress) -> tuple[Matter, Evidence]:
 
 
 def as_good_as_stored(m: Matter, found: Evidence) -> bool:
-    """Whether what was found on states that were made does as well on those that are stored."""
+    """Whether what was found on states that were made, or moved, does as well on the stored ones."""
     scorer = Scorer(m.known.checkpoint, m.kit.target, m.texts, steps=m.asked.steps)
     wiring = found.trained.wiring
     if scorer.why_not(wiring) is not None:
         return False
-    stored = measure.scored(scorer, wiring, found.trained.truth, m.asked.seed)
+    try:
+        stored = measure.scored(scorer, wiring, found.trained.truth, m.asked.seed)
+    except BadInput:
+        return False  # nothing can be counted there
     return stored.accuracy.value >= found.trained.accuracy.value
 
 
@@ -171,6 +176,7 @@ def wider_search(
         teacher=before.searched.teacher.name,
         tried=before.searched.scored,
         seed=asked.seed,
+        least=least_accuracy(before),
     )
     if leader is None:
         return None
@@ -181,26 +187,38 @@ def wider_search(
 def gather(m: Matter, progress: Progress) -> Evidence:
     """Search, and measure what the conclusions rest on.
 
-    A d2t that cannot be right beside t2d is made again from it, and everything asked once more; so is
-    one with which the drafter does not work, or only by another head or reading than it declares. With
-    the target's head any table may do, if that head is as good as the drafter's own.
+    A d2t that cannot be right beside t2d is made again from it, and only where that helps nothing asked
+    for as it is. So is one with which the drafter does not work, or only by another head or reading than
+    it declares. With the target's head any table may do, if that head is as good as the drafter's own.
     """
     checkpoint = m.known.checkpoint
-    searched, scorer = searching(m, checkpoint, progress)
-    whole = measured(m, searched, scorer)
     table = measure.mended_table(checkpoint)
-    wrong = measure.is_wrong_table(checkpoint)
+    wrong = table is not None and measure.is_wrong_table(checkpoint)
+    remade = of_table(m, table, progress) if table is not None and wrong else None
+    if remade is not None:
+        return remade
+    whole = measured(m, *searching(m, checkpoint, progress))
     moved = {"head", "d2t"} & set(m.known.declared.differing(whole.trained.wiring))
-    if table is None or not (moved or wrong or broken(whole)):
+    if table is None or wrong or not (moved or broken(whole)):
         return whole
-    again, other = searching(m, table, progress)
-    mended = replace(m, known=replace(m.known, checkpoint=table))
-    remade = measured(mended, again, other, file=scorer)
+    remade = of_table(m, table, progress)
+    if remade is None or not matters(remade.trained, whole.trained, remade.searched.scored):
+        return whole
+    return remade
+
+
+def of_table(m: Matter, table: DrafterCheckpoint, progress: Progress) -> Evidence | None:
+    """The evidence with another d2t than the file's; None where the drafter does not work with it, or
+    does as well with the file's.
+    """
+    again, scorer = searching(m, table, progress)
+    file = Scorer(m.known.checkpoint, m.kit.target, m.texts, steps=m.asked.steps)
+    remade = measured(
+        replace(m, known=replace(m.known, checkpoint=table)), again, scorer, file=file
+    )
     if broken(remade) or not matters(remade.trained, remade.mended[0].as_it_is, again.scored):
-        return whole
-    # The files show that the table is wrong: what it alone explains is laid to nothing else.
-    as_good = wrong and not matters(whole.trained, remade.trained, again.scored)
-    return remade if as_good or matters(remade.trained, whole.trained, again.scored) else whole
+        return None
+    return remade
 
 
 def searching(

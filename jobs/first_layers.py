@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from eagle3.errors import BadInput
 from eagle3.files import first_line, read_json
@@ -30,6 +31,7 @@ POSITIONS = 128  # of each text
 BEYOND = 2  # layers behind the highest declared state that fits, so that its neighbours are known
 MEMORY_SHARE = 0.5  # of what is free
 SMALL = 8 << 30  # bytes up to which a target is run whole where it fits
+TOGETHER = 1024  # positions that are run at once; a longer text alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,14 +172,30 @@ def shorten(config: Any, layers: int) -> None:
 
 @torch.no_grad()
 def run_layers(model: Any, texts: Sequence[Tensor], device: str) -> list[Tensor]:
-    """States 0 … m of each text [T], as [m + 1, T, H] on the CPU; raises BadInput where that fails."""
+    """States 0 … m of each text [T], as [m + 1, T, H] on the CPU; raises BadInput where that fails.
+
+    Short texts run side by side, padded at the end, which changes nothing before it.
+    """
     layers = decoder_layers(model)
-    made = []
-    for ids in texts:
+    made: dict[int, Tensor] = {}
+    for numbers in side_by_side([len(ids) for ids in texts]):
+        padded = pad_sequence([texts[i] for i in numbers], batch_first=True).to(device)
         try:
             with captured_states(layers, range(len(layers) + 1)) as kept:
-                model.get_decoder()(input_ids=ids[None].to(device), use_cache=False)
+                model.get_decoder()(input_ids=padded, use_cache=False)
         except (RuntimeError, TypeError, ValueError, KeyError, IndexError) as error:
             raise BadInput(f"the target's layers cannot be run: {first_line(error)}") from error
-        made.append(torch.cat([kept[k] for k in sorted(kept)]).cpu())
-    return made
+        for b, i in enumerate(numbers):
+            made[i] = torch.stack([kept[k][b, : len(texts[i])] for k in sorted(kept)]).cpu()
+    return [made[i] for i in range(len(texts))]
+
+
+def side_by_side(lengths: Sequence[int]) -> list[list[int]]:
+    """Texts of these lengths by number, in groups of at most TOGETHER positions with the padding."""
+    groups: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if groups and (len(groups[-1]) + 1) * lengths[i] <= TOGETHER:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups

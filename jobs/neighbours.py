@@ -33,11 +33,19 @@ def with_made(target: TargetLayers, texts: Sequence[Text], missing: Sequence[int
 
 
 def better_neighbour(
-    scorer: Scorer, best: Wiring, made: Sequence[int], *, teacher: str, tried: int, seed: int
+    scorer: Scorer,
+    best: Wiring,
+    made: Sequence[int],
+    *,
+    teacher: str,
+    tried: int,
+    seed: int,
+    least: float = 0.0,
 ) -> Wiring | None:
     """`best` with one state replaced by its neighbour, where that is clearly better; else None.
 
-    `tried` is how many wirings were compared before.
+    `tried` is how many wirings were compared before; with a first step right less often than `least`
+    no neighbour is taken.
     """
     states = best.states()
     others = [
@@ -51,4 +59,5 @@ def better_neighbour(
     counts = scorer.first(others, range(len(scorer.texts)), [teacher])
     leader = max(others, key=lambda w: sum(c.numerator for c in counts[w][teacher]))
     now, then = (measure.scored(scorer, w, teacher, seed) for w in (leader, best))
-    return leader if matters(now, then, tried + len(others)) else None
+    works = now.accuracy.value >= least
+    return leader if works and matters(now, then, tried + len(others)) else None

@@ -30,9 +30,7 @@ BESIDE_BIGRAM = 1.25  # a drafter below this many times a table of token pairs i
 def broken(e: Evidence) -> tuple[str, ...]:
     """Why the drafter does not work as a trained one does, even wired as best it can be."""
     accuracy = e.by_teacher.accuracy
-    # The table of pairs may name any token, the drafter those of its vocabulary.
-    floor = max(BESIDE_BIGRAM * e.health.bigram * ceiling(e), 0.02)
-    if accuracy.value < floor:
+    if accuracy.value < least_accuracy(e):
         return (
             f"its first token is right at {accuracy.value:.3f}, where a table of token pairs has "
             f"{e.health.bigram:.3f}",
@@ -45,6 +43,12 @@ def broken(e: Evidence) -> tuple[str, ...]:
     if signature.name == COLLAPSE and e.by_teacher.conditional[1][1].value < little:
         reasons.append(signature.in_words)
     return tuple(reasons)
+
+
+def least_accuracy(e: Evidence) -> float:
+    """Below which a first step is no better than a broken drafter's."""
+    # The table of pairs may name any token, the drafter those of its vocabulary.
+    return max(BESIDE_BIGRAM * e.health.bigram * ceiling(e), 0.02)
 
 
 def only_blank(e: Evidence, reasons: Sequence[str]) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from eagle3.chain import FIRST_TOKEN
 from eagle3.model import Drafter, DrafterShape
@@ -34,6 +35,11 @@ class Batch:
             flat.append(text.rows + b * self.length)
             owner.append(torch.full_like(text.rows, b))
         self.flat, self.owner = torch.cat(flat), torch.cat(owner)  # each [N]
+        # The same rows a text each [B, A], padded with row 0, and which of them are rows.
+        rows = [text.rows for text in texts]
+        self.asked = pad_sequence(rows, batch_first=True)
+        counts = torch.tensor([len(r) for r in rows], device=device)
+        self.is_row = torch.arange(self.asked.shape[1], device=device) < counts[:, None]
         self._states: dict[int, Tensor] = {}
         self._squares: dict[int, Tensor] = {}
         self._products: dict[tuple[bool, bool, int, int], Tensor] = {}

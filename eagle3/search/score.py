@@ -5,7 +5,7 @@ Within one call:
     partial products   fc_j · h_k, once a chunk j of fc and a state k: every ordered choice of states
                        is a sum of them
     first step         once a (sum, switches of the block): whatever d2t, head, norm and teacher
-    picks              once a (first step, head): whatever d2t and teacher
+    picks              once a (first step, head): whatever d2t and teacher; kept for good
 
 Texts run side by side (eagle3.search.batch).
 """
@@ -48,9 +48,10 @@ Block = tuple[DrafterShape, Embedding, Token]
 class Scorer:
     """Counts of any wiring on any of the texts.
 
-    Kept for good: the counts of first steps and the drafted chains, so that no wiring is scored twice on
-    a text. Shared by the wirings of one call and then forgotten, since they are as large as the states:
-    padded states, partial products, first steps. A later call makes them again for the same text.
+    Kept for good: the picks and counts of first steps and the drafted chains, so that no wiring is
+    scored twice on a text. Shared by the wirings of one call and then forgotten, since they are as
+    large as the states: padded states, partial products, first steps. A later call makes them again for
+    the same text.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Scorer:
         self.known = known_states(texts)
         self.teachers = sorted(set.intersection(*(set(text.truths) for text in texts)))
         self._rights: dict[Wiring, dict[int, tuple[int, ...]]] = defaultdict(dict)
+        self._picks: dict[Wiring, dict[int, Tensor]] = defaultdict(dict)
         self._drafted: dict[Wiring, dict[int, Tensor]] = defaultdict(dict)
         self._scored: dict[int, tuple[int, ...]] = {}
         self._shapes: dict[Wiring, DrafterShape] = {}
@@ -284,8 +286,31 @@ class Scorer:
         for i in chosen:
             self.scored_of(i)
         for new, asked in lacking.items():
-            for batch in self._batches(new):
-                self._first_step(batch, asked)
+            unlike = [w for w in asked if not self._picked(w, new)]
+            for batch in self._batches(new) if unlike else ():
+                for y, alike in self._first_steps(batch, unlike):
+                    self._pick(batch, y, alike)
+            self._count(asked, new)
+
+    def _picked(self, wiring: Wiring, chosen: Iterable[int]) -> bool:
+        """Whether what the head picks on these texts is known, if from another reading of d2t."""
+        known = self._picks[by_picks(wiring)]
+        return all(i in known for i in chosen)
+
+    def _count(self, wirings: Iterable[Wiring], chosen: Sequence[int]) -> None:
+        """Count the picks of wirings that are right on these texts."""
+        truths = [
+            torch.stack([text.truths[t][text.rows + 2] for t in self.teachers])
+            for text in (self.texts[i] for i in chosen)
+        ]
+        together = torch.cat(truths, 1)  # [teachers, N]
+        counts = [truth.shape[1] for truth in truths]
+        for wiring in wirings:
+            known, rights = self._picks[by_picks(wiring)], self._rights[wiring]
+            ids = self.to_target(wiring.d2t)[torch.cat([known[i] for i in chosen]).long()]
+            right = (ids == together).split(counts, 1)
+            for i, of_text in zip(chosen, right, strict=True):
+                rights[i] = tuple(of_text.sum(1).tolist())
 
     def _batches(self, chosen: Sequence[int], *, deeper: bool = False) -> Iterator[Batch]:
         """The chosen texts, as many together as go through the block at once.
@@ -313,12 +338,6 @@ class Scorer:
                 more = [i]
             group = more
         yield Batch(group, [self.texts[n] for n in group], shape)
-
-    def _first_step(self, batch: Batch, wirings: Sequence[Wiring]) -> None:
-        """Count the wirings on the texts of a batch."""
-        truths = self._truths(batch, self.teachers)
-        for y, alike in self._first_steps(batch, wirings):
-            self._pick(batch, truths, y, alike)
 
     def _truths(self, batch: Batch, teachers: Sequence[str]) -> Tensor:
         """What the first step must be at the scored rows, [teachers, N]."""
@@ -364,23 +383,21 @@ class Scorer:
         table = embedding_of(self.checkpoint, self.target, embedding)
         embedded = table[batch.tokens(token)].float().repeat(len(totals), 1, 1)
         rows = torch.arange(batch.length, device=g.device)
-        y = self.drafter(shape).step(embedded, g, rows, [])
-        return y.view(len(totals), -1, y.shape[-1])[:, batch.flat]
+        asked = batch.asked.repeat(len(totals), 1)
+        y = self.drafter(shape).step(embedded, g, rows, [], asked=asked)
+        return y.view(len(totals), *batch.asked.shape, -1)[:, batch.is_row]
 
-    def _pick(self, batch: Batch, truths: Tensor, y: Tensor, wirings: Sequence[Wiring]) -> None:
-        """Count wirings whose first steps give the same y [N, H_d]; truths [teachers, N]."""
+    def _pick(self, batch: Batch, y: Tensor, wirings: Sequence[Wiring]) -> None:
+        """Keep what the head picks for wirings whose first steps give the same y [N, H_d]."""
         heads: dict[tuple[bool, Head, D2T | None], list[Wiring]] = defaultdict(list)
         for wiring in wirings:
             reading = wiring.d2t if wiring.head is Head.target else None
             heads[self.shape(wiring).head_norm, wiring.head, reading].append(wiring)
+        counts = [len(text.rows) for text in batch.texts]
         for (normed, _, _), alike in heads.items():
-            picks = self.picks(y, alike[0], normed)
+            picks = self.picks(y, alike[0], normed).int().split(counts)
             for wiring in alike:
-                right = (self.to_target(wiring.d2t)[picks] == truths).double()  # [teachers, N]
-                sums = right.new_zeros(len(truths), len(batch.texts))
-                sums.index_add_(1, batch.owner, right)
-                for i, column in zip(batch.numbers, sums.T.long().tolist(), strict=True):
-                    self._rights[wiring][i] = tuple(column)
+                self._picks[by_picks(wiring)].update(zip(batch.numbers, picks, strict=True))
 
     def picks(self, y: Tensor, wiring: Wiring, normed: bool) -> Tensor:
         """The draft id that the head chooses for each row of y [N, H_d]."""
@@ -446,3 +463,8 @@ class Scorer:
         """What the head makes of hidden [B, R, H_d], as target ids [B, R]."""
         picks = self.picks(hidden.flatten(0, 1), wiring, shape.head_norm)
         return to_target[picks].view(hidden.shape[:2])
+
+
+def by_picks(wiring: Wiring) -> Wiring:
+    """One of the wirings whose head picks the same draft ids: with a head of its own, whatever d2t."""
+    return wiring if wiring.head is Head.target else replace(wiring, d2t=D2T.offset)

@@ -18,6 +18,7 @@ from eagle3.search.halving import (
     Field,
     Out,
     planned,
+    planned_for,
     race_chains,
     race_first,
     text_order,
@@ -52,6 +53,7 @@ class Pairs(Enum):
 
     NONE = "none"  # another start has led to a drafter that works
     SUSPECTS = "suspects"  # of single changes that are close to the best
+    CLOSEST = "closest"  # of the closest of each part of the wiring
     ALL = "all"  # where the drafter is faint, too: of all, then three changes
 
 
@@ -192,8 +194,10 @@ class Walk:
         self.paths.append(path)
         for turn in range(MOST_ROUNDS):
             teacher, _ = self.teacher(here)
-            taken = self.step(here, teacher, others if turn == 0 else (), tried=pairs)
-            if taken is None and pairs is Pairs.ALL and not self.alive(here, teacher):
+            # All pairs were tried by then: only what comes close to the best may be the next.
+            tried = Pairs.CLOSEST if turn and pairs is Pairs.ALL else pairs
+            taken = self.step(here, teacher, () if turn else others, tried=tried)
+            if taken is None and tried is Pairs.ALL and not self.alive(here, teacher):
                 taken = self.revived(here, teacher)
             if taken is None:
                 break
@@ -213,6 +217,10 @@ class Walk:
         level = accuracy_of(self.scorer, here, teacher.name, self.look)
         every = level < FAINT and tried is Pairs.ALL
         if every:
+            # One change that makes a drafter that works is no half of a pair.
+            taken, _ = self.take(here, contestants, teacher, quiet=True, working=True)
+            if taken is not None:
+                return taken
             contestants |= self.pairs(here, lone)
         taken, race_ = self.take(here, contestants, teacher)
         if taken is not None or every or tried is Pairs.NONE:
@@ -220,7 +228,7 @@ class Walk:
         late = sorted(race_.late, key=lambda out: (-out.texts, out.behind.value))
         close = [w for w in (*race_.left, *(out.wiring for out in late)) if w in singles]
         suspects = [change for w in close if self.shows(w, here) for change in singles[w]]
-        if level >= WORKS:
+        if level >= WORKS or tried is Pairs.CLOSEST:
             suspects = first_of_each(suspects, MOST_SUSPECTS)
         pairs = {w: made for w, made in self.pairs(here, suspects).items() if w not in singles}
         return self.take(here, pairs, teacher)[0] if pairs else None
@@ -237,9 +245,14 @@ class Walk:
         teacher: Teacher,
         *,
         quiet: bool = False,
+        working: bool = False,
+        effort: int = EFFORT,
     ) -> tuple[Wiring | None, Field]:
-        """Race them, and take the simplest of the best that is clearly better than what is here."""
-        field = self.race(here, contestants, teacher)
+        """Race them, and take the simplest of the best that is clearly better than what is here.
+
+        `quiet`: that none is, is not said. `working`: only one with which the drafter works is taken.
+        """
+        field = self.race(here, contestants, teacher, effort)
         chosen = self.order[: field.texts]
         right = self.scorer.rights([here, *field.left], chosen, teacher.name)
         positions = self.scorer.positions(chosen, teacher.name)
@@ -250,11 +263,12 @@ class Walk:
             if w != here
             and -value[i] > max(float(reach[i]), LEAST_GAIN)
             and self.speaks(w, teacher)
+            and (not working or self.works(w))
         ]
         better.sort(key=lambda w: len(here.differing(w)))  # stable: of equals the higher one
         taken = better[0] if better else None
         likelier = None
-        if taken is None:
+        if taken is None and not working:
             ahead = [w for i, w in enumerate(field.left) if w != here and value[i] <= 0]
             taken, likelier = self.take_likelier(here, ahead, teacher, field)
         tried = (
@@ -277,15 +291,18 @@ class Walk:
             )
         return taken, field
 
-    def race(self, here: Wiring, others: Iterable[Wiring], teacher: Teacher) -> Field:
+    def race(
+        self, here: Wiring, others: Iterable[Wiring], teacher: Teacher, effort: int = EFFORT
+    ) -> Field:
         """Race by the first step, whoever it is beside what is here; who left is remembered."""
+        contestants = [here, *others]
         field = race_first(
             self.scorer,
-            [here, *others],
+            contestants,
             self.order,
             teacher=teacher.name,
             keep=here,
-            rounds=planned(len(self.order), EFFORT),
+            rounds=planned_for(len(contestants), len(self.order), effort),
         )
         self.keep_out(field)
         return field
@@ -337,7 +354,7 @@ class Walk:
         ]
         for contestants, teachers in rounds:
             for teacher in teachers if contestants else ():
-                taken, _ = self.take(here, contestants, teacher, quiet=True)
+                taken, _ = self.take(here, contestants, teacher, quiet=True, effort=1)
                 if taken is not None:
                     return taken
             self.say(

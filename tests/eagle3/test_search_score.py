@@ -251,9 +251,11 @@ def test_several_sums_of_states_go_through_the_block_together(
     sizes: list[int] = []
     whole = type(own.drafter).step
 
-    def measured(self: object, embedded: torch.Tensor, *args: object) -> object:
+    def measured(
+        self: object, embedded: torch.Tensor, *args: object, **options: object
+    ) -> object:
         sizes.append(len(embedded))
-        return whole(self, embedded, *args)  # type: ignore[arg-type]
+        return whole(self, embedded, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(own.drafter), "step", measured)
     Scorer(own, target, texts, steps=STEPS).first(wirings, range(2), ["next_token"])
