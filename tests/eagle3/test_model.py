@@ -76,6 +76,23 @@ def test_entries_of_deeper_steps_may_be_gathered_with_their_rows(shape: DrafterS
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_rows_asked_for_are_those_of_all_rows(shape: DrafterShape) -> None:
+    drafter = random_drafter(4, shape)
+    generator = torch.Generator().manual_seed(5)
+    embedded, g = torch.randn(2, 3, LENGTH, shape.hidden, generator=generator)
+    every: Cache = []
+    some: Cache = []
+    y = drafter.step(embedded, g, torch.arange(LENGTH), every)
+    asked = torch.tensor([[0, 8], [3, 4], [7, 0]])  # each text its own, in any order
+    got = drafter.step(embedded, g, torch.arange(LENGTH), some, asked=asked)
+    want = torch.stack([y[b, rows] for b, rows in enumerate(asked)])
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    for (k, v), (other_k, other_v) in zip(every[0], some[0], strict=True):
+        torch.testing.assert_close(k, other_k)  # deeper steps see the keys of all rows
+        torch.testing.assert_close(v, other_v)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_row_sees_nothing_behind_itself(shape: DrafterShape) -> None:
     drafter = random_drafter(3, shape)
     embedded, aux = inputs(3)

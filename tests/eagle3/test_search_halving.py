@@ -19,7 +19,15 @@ from eagle3.search.bounds import (
     t_quantile,
     tail_of,
 )
-from eagle3.search.halving import growing, planned, race, race_chains, race_first, text_order
+from eagle3.search.halving import (
+    growing,
+    planned,
+    planned_for,
+    race,
+    race_chains,
+    race_first,
+    text_order,
+)
 from eagle3.search.score import Scorer
 from eagle3.wiring import Wiring
 from tests.eagle3.searchable import PLAIN, STATES, STEPS, checkpoint, small_texts
@@ -168,6 +176,15 @@ def test_rounds_double_and_end_with_all_texts() -> None:
     assert growing(13) == [6, 13]
     assert sorted(text_order(20, 3)) == list(range(20))
     assert text_order(20, 3) == text_order(20, 3) != text_order(20, 4)
+
+
+def test_many_are_looked_at_on_very_few_texts_first() -> None:
+    assert planned_for(200, 96, 3) == planned(96, 3)
+    first, *rest = planned_for(201, 96, 3)
+    assert (first.texts, first.most) == (3, 96)  # 96 on 3 texts are three on all
+    assert rest == planned(96, 3)
+    assert planned_for(1000, 12, 1)[0].most == 50
+    assert planned_for(1000, 3, 1) == planned(3, 1)
 
 
 def test_the_hopeless_leave_early_and_a_tie_stays_to_the_end() -> None:

@@ -241,6 +241,13 @@ def test_what_shares_a_first_step_is_computed_once(
     assert steps == 1
     scorer.first([replace(start, token=Token.same)], range(3), TEACHERS)
     assert steps == 2
+    # Nor does another call run what only reads the same picks otherwise.
+    other = replace(start, token=Token.same, d2t=D2T.identity)
+    later = scorer.first([other], range(3), TEACHERS)
+    assert steps == 2
+    fresh = Scorer(own, target, texts, steps=STEPS).first([other], range(3), TEACHERS)
+    assert later == fresh
+    assert steps == 3
 
 
 def test_several_sums_of_states_go_through_the_block_together(
@@ -251,9 +258,7 @@ def test_several_sums_of_states_go_through_the_block_together(
     sizes: list[int] = []
     whole = type(own.drafter).step
 
-    def measured(
-        self: object, embedded: torch.Tensor, *args: object, **options: object
-    ) -> object:
+    def measured(self: object, embedded: torch.Tensor, *args: object, **options: object) -> object:
         sizes.append(len(embedded))
         return whole(self, embedded, *args, **options)  # type: ignore[arg-type]
 

@@ -288,6 +288,13 @@ def test_states_and_table_wrong_at_once_where_either_repair_alone_gives_nothing(
     assert set(found.best.changed) == {"states=0,3,31", "d2t=offset"}
 
 
+def test_no_pairs_are_tried_where_one_change_makes_a_drafter_that_works(world: World) -> None:
+    one = world.searched(start=Wiring.of_states(STORED[:3], d2t=D2T.absolute))
+    two = world.searched(start=Wiring.of_states((3, 31, 59), d2t=D2T.absolute))
+    assert one.best.changed == ("d2t=offset",)
+    assert one.scored < 150 < 400 < two.scored
+
+
 def test_feedback_shows_behind_the_first_step_only(world: World) -> None:
     """SpecForge trains on the state before the norm, whatever a server's flag says."""
     found = world.searched(start=Wiring.of_states(STORED[:3], feedback=Feedback.normed))

@@ -36,7 +36,7 @@ from eagle3.errors import BadInput
 from eagle3.target import load_target_parts
 from jobs.capture_states import captured_states, decoder_layers
 from jobs.events import Events
-from jobs.first_layers import load_first_layers, mib, plan_layers, run_layers
+from jobs.first_layers import load_first_layers, mib, plan_layers, run_layers, side_by_side
 from jobs.inspect_data import open_job
 from tests.eagle3.dumps import (
     Text,
@@ -808,6 +808,21 @@ def test_the_first_layers_of_a_sharded_target_are_those_of_the_whole(
     assert (plan.layers, whole.layers) == (3, 5)
     (made,) = run_layers(load_first_layers(target.folder, 3, "cpu"), [ids], "cpu")
     assert torch.equal(made, torch.cat([kept[k] for k in range(4)]))
+
+
+def test_texts_that_run_side_by_side_are_as_alone(llama: Made) -> None:
+    model = load_first_layers(llama.folder, LAYERS, "cpu")
+    together = run_layers(model, llama.ids, "cpu")
+    for ids, states in zip(llama.ids, together, strict=True):
+        (alone,) = run_layers(model, [ids], "cpu")
+        assert states.shape == alone.shape
+        torch.testing.assert_close(states, alone, rtol=1e-4, atol=1e-4)
+
+
+def test_as_many_short_texts_run_together_as_fit_with_their_padding() -> None:
+    assert side_by_side([]) == []
+    assert side_by_side([600, 300, 400, 2000, 320]) == [[1, 4], [2], [0], [3]]
+    assert side_by_side([512, 512, 1]) == [[2, 0], [1]]
 
 
 def test_data_of_another_target_is_named(llama: Made, inspect: Inspect, tmp_path: Path) -> None:
