@@ -13,7 +13,7 @@ setup: $(VENV)/.done
 $(VENV)/.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet uv -c constraints.txt
-	$(VENV)/bin/uv pip install --quiet --python $(RUN) -c constraints.txt -e '.[dev]'
+	$(VENV)/bin/uv pip install --quiet --compile-bytecode --python $(RUN) -c constraints.txt -e '.[dev]'
 	touch $@
 
 run: setup

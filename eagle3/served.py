@@ -71,11 +71,6 @@ class ServedWiring:
     notes: tuple[str, ...]
     engine: str  # in words: "SGLang 0.5.12, class kimi_k25"
 
-    @property
-    def to_start(self) -> tuple[str, ...]:
-        """Lines that mend what stops it, where they are known; a program whole."""
-        return tuple(dict.fromkeys(line for stop in self.stops for line in stop.lines))
-
 
 def served_wiring(
     form: DrafterForm,

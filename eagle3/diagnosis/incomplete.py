@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from eagle3.checkpoint import DrafterCheckpoint
 from eagle3.diagnosis.answer import LIKELY, Cause
 from eagle3.diagnosis.beyond import lost_since_training
-from eagle3.diagnosis.causes import fixes_of, runs, verb, wiring_causes
+from eagle3.diagnosis.causes import fixes_of, runs, verb
 from eagle3.diagnosis.evidence import Evidence
 from eagle3.diagnosis.words import rate_words
 from eagle3.doctor.findings import MEASURED
@@ -36,7 +36,7 @@ def headless(e: Evidence) -> bool:
     return e.form.head.value == "target" and e.form.draft_vocab.value != e.form.vocab.value
 
 
-def absent_head(e: Evidence) -> Cause | None:
+def absent_head(e: Evidence, wiring: Sequence[Cause]) -> Cause | None:
     """That the file has no head, which no engine makes up for: in the words of one that stops over it.
 
     What stands in for it here are the target's rows. That is the trained head where a trainer keeps
@@ -45,7 +45,7 @@ def absent_head(e: Evidence) -> Cause | None:
     if not headless(e):
         return None
     rows = f"a head of {e.form.draft_vocab.value} rows"
-    stopped = [] if runs(e) else [c for c in wiring_causes(e)[0] if c.kind == "head" and c.stops]
+    stopped = [] if runs(e) else [c for c in wiring if c.kind == "head" and c.stops]
     if stopped:
         ground = "" if e.served is None else e.served.evidence.value
         what = stopped[0].what + by_log(e)

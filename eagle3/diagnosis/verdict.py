@@ -143,7 +143,7 @@ def conclude(e: Evidence) -> Concluded:
         left = [f"on this data: {reason}" for reason in reasons]
         return Concluded(verdict=CAUSE, causes=tuple(slots), because=(), notes=(*harmless, *left))
     open_ones = doubts(e)
-    absent = absent_head(e)
+    absent = absent_head(e, wiring)
     if absent is not None:
         return of_absent_head(absent, wiring, slots, reasons, harmless)
     if reasons and (beside_better(e) or texts_of(e) < FEW):

@@ -10,6 +10,7 @@ import pytest
 from eagle3.checkpoints import examine
 from eagle3.checkpoints.agree import expected_shapes
 from eagle3.form import DrafterForm, Shapes
+from eagle3.served import ServedWiring
 
 WHERE = Path("folder/config.json")
 SIZES: dict[str, Any] = {
@@ -83,3 +84,8 @@ def faults(config: dict[str, Any], shapes: Shapes | None) -> str:
 
 def dropped(shapes: dict[str, tuple[int, ...]], *names: str) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape in shapes.items() if name not in names}
+
+
+def to_start(resolved: ServedWiring) -> tuple[str, ...]:
+    """The lines that mend what stops an engine."""
+    return tuple(dict.fromkeys(line for stop in resolved.stops for line in stop.lines))

@@ -33,7 +33,7 @@ from eagle3.wiring import (
     Rotation,
     Wiring,
 )
-from tests.eagle3.configs import changed, sound
+from tests.eagle3.configs import changed, sound, to_start
 from tests.eagle3.fixing import (
     DEFAULT,
     FLAT,
@@ -239,8 +239,8 @@ def test_the_first_layer_is_called_as_an_old_release_knows_it(
     old = asked("sglang", "0.5.11")
     stopped = served_wiring(found.form, NESTED, old, num_layers=KIMI, drafter=found)
     assert stopped.wiring is None
-    assert stopped.to_start[0] == "rename the first layer's tensors to midlayer.*"
-    run_program(stopped.to_start[1], monkeypatch, folder)
+    assert to_start(stopped)[0] == "rename the first layer's tensors to midlayer.*"
+    run_program(to_start(stopped)[1], monkeypatch, folder)
     renamed, _ = read_drafter(folder)
     resolved = served_wiring(found.form, NESTED, old, num_layers=KIMI, drafter=renamed)
     assert resolved.wiring is not None

@@ -17,7 +17,7 @@ from eagle3.served import ServedWiring, served_wiring
 from eagle3.served_switches import plain_drafter
 from eagle3.serving import serving_for
 from eagle3.wiring import Biases, FcInput, Parts, Rotation, Wiring
-from tests.eagle3.configs import LAYER, changed
+from tests.eagle3.configs import LAYER, changed, to_start
 from tests.eagle3.fixing import DEFAULT, FLAT, KEY, KIMI, NESTED, NEW, OLD, VLLM, asked, form_of
 
 LLAMA_CPP = asked("llama_cpp", None, None)
@@ -114,7 +114,7 @@ def test_the_config_to_write_makes_the_engine_start(
 ) -> None:
     form = form_of(sound, **{"embed_tokens.weight": (50, 24)})
     resolved = served(config, engine, form)
-    assert resolved.to_start == lines
+    assert to_start(resolved) == lines
     ((fix,),) = told(config, engine, form=form).values()
     assert (fix.possible, fix.lines) == (True, lines)
     assert resolved.run is not None

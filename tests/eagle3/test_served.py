@@ -42,7 +42,7 @@ from tests.doctor.files import (
     write_drafter,
 )
 from tests.eagle3 import configs
-from tests.eagle3.configs import WHERE, YARN, changed, form_of, sound
+from tests.eagle3.configs import WHERE, YARN, changed, form_of, sound, to_start
 
 KEY = "eagle_aux_hidden_state_layer_ids"
 KIMI = 61  # layers
@@ -293,10 +293,10 @@ def test_whose_head_is_used() -> None:
     assert "draft_vocab_size" in stopped(silent, OLD)
     # What it runs once the line is written, with the file's own rows.
     resolved = served(silent, OLD, form=form_with(FLAT))
-    assert resolved.to_start == ('"draft_vocab_size": 30',)
+    assert to_start(resolved) == ('"draft_vocab_size": 30',)
     assert resolved.run == run(FLAT, OLD)
     bare = headless({**FLAT, "draft_vocab_size": 50})
-    assert served(silent, OLD, form=bare).to_start == ('"draft_vocab_size": null',)
+    assert to_start(served(silent, OLD, form=bare)) == ('"draft_vocab_size": null',)
 
 
 def test_a_null_width_stops_both_llama_classes() -> None:
@@ -344,7 +344,7 @@ def test_releases_that_know_only_midlayer_leave_the_layer_random(folder: Path) -
     resolved = resolved_of(drafter, asked("sglang", "0.5.11"))
     assert resolved.wiring is None
     assert "called layers.0.*" in resolved.problems[0]
-    assert any("call the first layer's tensors midlayer.*" in line for line in resolved.to_start)
+    assert any("call the first layer's tensors midlayer.*" in line for line in to_start(resolved))
     assert resolved_of(drafter, OLD).wiring is not None
     same = drafter_of(folder, flat_config(), sound_tensors())
     assert resolved_of(same, asked("sglang", "0.5.11")).wiring is not None
@@ -574,7 +574,7 @@ def test_what_an_engine_would_run_is_known_where_it_does_not_start(folder: Path)
 
 def test_every_program_that_makes_an_engine_start_is_whole(folder: Path) -> None:
     drafter = drafter_of(folder, flat_config(), sound_tensors("layers.0."))
-    said, program = resolved_of(drafter, asked("sglang", "0.5.11")).to_start
+    said, program = to_start(resolved_of(drafter, asked("sglang", "0.5.11")))
     assert said == "rename the first layer's tensors to midlayer.*"
     compile(program, "this.py", "exec")
     assert program.count("os.replace(") == program.count("import torch\n") == 1
