@@ -22,11 +22,14 @@ from eagle3.search.score import Scorer
 from eagle3.search.search import Searched
 from eagle3.search.texts import Text
 from jobs.measuring import Matter, measured
-from jobs.neighbours import better_neighbour, missing_beside, with_made
+from jobs.neighbours import better_neighbour, missing_beside, neighbours, with_made
 from jobs.question import Asked, Kit, Progress, inspect, read, texts_of
 from jobs.reference import candidates, with_end
 from jobs.remaking import can_be_made, with_remade, without_lost
 from jobs.searching import data_order, search_texts
+
+FEW_TEXTS = 16  # that tell whether a state beside those that were found is worth a look
+DOUBT = 0.05  # how far an agreement may be off on so few
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +62,7 @@ def diagnose_folder(asked: Asked, kit: Kit, progress: Progress = lambda *_: None
         texts = list(matter.texts)
     else:
         evidence = gather(matter, progress)
-    if asked.neighbours and is_low(evidence):
+    if asked.neighbours and is_low(evidence) and may_be_beside(matter, evidence, ran):
         more_texts, made = with_neighbours(kit, evidence, texts, ran)
         wide = replace(matter, texts=tuple(more_texts))
         wider = wider_search(wide, made, evidence, progress)
@@ -151,6 +154,25 @@ def works_better(one: Evidence, other: Evidence) -> bool:
 def is_low(e: Evidence) -> bool:
     """Whether what the search found may be a state beside the right one."""
     return bool(broken(e)) or is_low_alone(e)
+
+
+def may_be_beside(m: Matter, e: Evidence, layers: int) -> bool:
+    """Whether it is worth while to make the states beside those that were found for all texts.
+
+    A drafter that does not work might with one of them: a few texts tell which are far from that.
+    """
+    if not broken(e):
+        return True
+    few = m.texts[:: max(1, len(m.texts) // FEW_TEXTS)]
+    more, made = with_neighbours(m.kit, e, few, layers)
+    others = neighbours(e.trained.wiring, made)
+    if not others:
+        return False
+    scorer = Scorer(m.known.checkpoint, m.kit.target, more, steps=m.asked.steps)
+    teacher = e.searched.teacher.name
+    rights = scorer.rights(others, range(len(more)), teacher).sum(1)
+    total = float(scorer.positions(range(len(more)), teacher).sum())
+    return bool(rights.max() >= (least_accuracy(e) - DOUBT) * total)
 
 
 def with_neighbours(

@@ -47,13 +47,7 @@ def better_neighbour(
     `tried` is how many wirings were compared before; with a first step right less often than `least`
     no neighbour is taken.
     """
-    states = best.states()
-    others = [
-        replace(best, layers=(*states[:j], k, *states[j + 1 :]))
-        for j in range(len(states))
-        for k in made
-        if abs(k - states[j]) == 1
-    ]
+    others = neighbours(best, made)
     if not others:
         return None
     counts = scorer.first(others, range(len(scorer.texts)), [teacher])
@@ -61,3 +55,14 @@ def better_neighbour(
     now, then = (measure.scored(scorer, w, teacher, seed) for w in (leader, best))
     works = now.accuracy.value >= least
     return leader if works and matters(now, then, tried + len(others)) else None
+
+
+def neighbours(best: Wiring, made: Sequence[int]) -> list[Wiring]:
+    """`best` with one of its states replaced by one beside it, of those that were made."""
+    states = best.states()
+    return [
+        replace(best, layers=(*states[:j], k, *states[j + 1 :]))
+        for j in range(len(states))
+        for k in made
+        if abs(k - states[j]) == 1
+    ]

@@ -29,7 +29,7 @@ from eagle3.wiring import Wiring
 
 FIRST_TEXTS = 6  # of the first round; each later one takes twice as many
 # Of more contestants fewer texts tell first whom to go on with.
-MANY, FEW_TEXTS, LEAST_STAY = 200, 3, 50
+MANY, FEW_TEXTS, LEAST_STAY, STEEP_STAY = 200, 3, 50, 12
 MANY_TEXTS = 16  # of which a part would be too few
 LENGTH = "accept_length"
 
@@ -89,11 +89,14 @@ def planned(count: int, effort: int = 1) -> list[Round]:
     return [Round(texts=size, most=most) for size, most in zip(sizes, [*cut, None], strict=True)]
 
 
-def planned_for(contestants: int, count: int, effort: int) -> list[Round]:
-    """`planned` rounds, behind one on very few texts where contestants are many."""
+def planned_for(contestants: int, count: int, effort: int, *, steep: bool = False) -> list[Round]:
+    """`planned` rounds, behind one on very few texts where contestants are many.
+
+    `steep` where only one that is far ahead is looked for: then few go on, however many begin.
+    """
     rounds = planned(count, effort)
-    if contestants > MANY and rounds[0].texts > FEW_TEXTS:
-        stay = max(LEAST_STAY, effort * count // FEW_TEXTS)
+    if (steep or contestants > MANY) and rounds[0].texts > FEW_TEXTS:
+        stay = STEEP_STAY if steep else max(LEAST_STAY, effort * count // FEW_TEXTS)
         rounds.insert(0, Round(texts=FEW_TEXTS, most=stay))
     return rounds
 

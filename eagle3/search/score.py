@@ -28,6 +28,7 @@ from eagle3.metrics import Count, count_chains, judge_chains
 from eagle3.model import Cache, Drafter, DrafterShape
 from eagle3.samples import asked_in_vain
 from eagle3.search.batch import Batch, shared_rows
+from eagle3.search.outputs import FEW, Outputs
 from eagle3.search.texts import Text, known_states
 from eagle3.target import TargetParts
 from eagle3.wiring import D2T, DecoderLayer, Embedding, Head, Token, Wiring, needs_target
@@ -70,6 +71,7 @@ class Scorer:
         self.teachers = sorted(set.intersection(*(set(text.truths) for text in texts)))
         self._rights: dict[Wiring, dict[int, tuple[int, ...]]] = defaultdict(dict)
         self._picks: dict[Wiring, dict[int, Tensor]] = defaultdict(dict)
+        self._outputs = Outputs(texts, checkpoint.drafter.shape.hidden)
         self._drafted: dict[Wiring, dict[int, Tensor]] = defaultdict(dict)
         self._scored: dict[int, tuple[int, ...]] = {}
         self._shapes: dict[Wiring, DrafterShape] = {}
@@ -154,15 +156,17 @@ class Scorer:
         sums = torch.zeros(len(wirings), len(TEMPERATURES), len(chosen), dtype=torch.float64)
         rows = torch.zeros(len(chosen), dtype=torch.float64)
         place, number = {i: n for n, i in enumerate(chosen)}, {w: n for n, w in enumerate(wirings)}
-        for batch in self._batches(chosen):
-            wanted = draft_id[self._truths(batch, [teacher])[0]]
-            at = torch.tensor([place[i] for i in batch.numbers])[batch.owner.cpu()]
+        for some in self._outputs.portions(len(wirings), chosen):
+            truths = [self.texts[i].truths[teacher][self.texts[i].rows + 2] for i in some]
+            wanted = draft_id[torch.cat(truths)]
+            at = torch.tensor([place[i] for i, t in zip(some, truths, strict=True) for _ in t])
             known = wanted >= 0
             rows.index_add_(0, at, known.double().cpu())
-            for y, alike in self._first_steps(batch, wirings):
-                for wiring in alike:
-                    loss = self._loss(y, wanted, wiring).where(known, 0.0).double().cpu()
-                    sums[number[wiring]].index_add_(1, at, loss)
+            self._run(wirings, some)
+            for wiring in wirings:
+                y = self._outputs.of(wiring, some)
+                loss = self._loss(y, wanted, wiring).where(known, 0.0).double().cpu()
+                sums[number[wiring]].index_add_(1, at, loss)
         best = sums.sum(2).argmin(1)
         return sums[torch.arange(len(wirings)), best], rows
 
@@ -287,10 +291,26 @@ class Scorer:
             self.scored_of(i)
         for new, asked in lacking.items():
             unlike = [w for w in asked if not self._picked(w, new)]
+            if kept := len(unlike) <= FEW:
+                self._outputs.make_room(len(unlike), new)
             for batch in self._batches(new) if unlike else ():
                 for y, alike in self._first_steps(batch, unlike):
                     self._pick(batch, y, alike)
+                    if kept:
+                        self._outputs.keep(batch, y, alike)
             self._count(asked, new)
+
+    def _run(self, wirings: Sequence[Wiring], chosen: Sequence[int]) -> None:
+        """Fill in the outputs of the block that are not kept."""
+        self._outputs.make_room(len(wirings), chosen)
+        lacking: dict[tuple[int, ...], list[Wiring]] = defaultdict(list)
+        for wiring in wirings:
+            if new := self._outputs.lacking(wiring, chosen):
+                lacking[new].append(wiring)
+        for new, asked in lacking.items():
+            for batch in self._batches(new):
+                for y, alike in self._first_steps(batch, asked):
+                    self._outputs.keep(batch, y, alike)
 
     def _picked(self, wiring: Wiring, chosen: Iterable[int]) -> bool:
         """Whether what the head picks on these texts is known, if from another reading of d2t."""
@@ -338,12 +358,6 @@ class Scorer:
                 more = [i]
             group = more
         yield Batch(group, [self.texts[n] for n in group], shape)
-
-    def _truths(self, batch: Batch, teachers: Sequence[str]) -> Tensor:
-        """What the first step must be at the scored rows, [teachers, N]."""
-        return torch.stack(
-            [torch.cat([text.truths[t][text.rows + 2] for text in batch.texts]) for t in teachers]
-        )
 
     def _first_steps(
         self, batch: Batch, wirings: Sequence[Wiring]
@@ -440,12 +454,14 @@ class Scorer:
         table = embedding_of(self.checkpoint, self.target, wiring.embedding)
         native: Cache = []
         prefix = torch.arange(batch.length, device=g.device)
-        y = drafter.step(table[batch.tokens(wiring.token)], g, prefix, native)
         shared = shared_rows(batch.texts)
+        asked = shared.expand(len(batch.texts), -1)
+        y = drafter.step(table[batch.tokens(wiring.token)], g, prefix, native, asked=asked)
         most = max(1, SCORES_AT_ONCE // (len(batch.texts) * shape.heads * batch.length))
         parts = []
-        for rows in shared.split(min(most, ROWS_AT_ONCE)):
-            hidden, cache = y[:, rows], list(native)
+        size = min(most, ROWS_AT_ONCE)
+        for rows, hidden in zip(shared.split(size), y.split(size, 1), strict=True):
+            cache = list(native)
             drafted = [self._tokens(hidden, wiring, shape, to_target)]
             while len(drafted) < self.steps:
                 fed = drafter.feedback(hidden)

@@ -252,7 +252,7 @@ class Walk:
 
         `quiet`: that none is, is not said. `working`: only one with which the drafter works is taken.
         """
-        field = self.race(here, contestants, teacher, effort)
+        field = self.race(here, contestants, teacher, effort, steep=working)
         chosen = self.order[: field.texts]
         right = self.scorer.rights([here, *field.left], chosen, teacher.name)
         positions = self.scorer.positions(chosen, teacher.name)
@@ -292,7 +292,13 @@ class Walk:
         return taken, field
 
     def race(
-        self, here: Wiring, others: Iterable[Wiring], teacher: Teacher, effort: int = EFFORT
+        self,
+        here: Wiring,
+        others: Iterable[Wiring],
+        teacher: Teacher,
+        effort: int = EFFORT,
+        *,
+        steep: bool = False,
     ) -> Field:
         """Race by the first step, whoever it is beside what is here; who left is remembered."""
         contestants = [here, *others]
@@ -302,7 +308,7 @@ class Walk:
             self.order,
             teacher=teacher.name,
             keep=here,
-            rounds=planned_for(len(contestants), len(self.order), effort),
+            rounds=planned_for(len(contestants), len(self.order), effort, steep=steep),
         )
         self.keep_out(field)
         return field

@@ -185,6 +185,8 @@ def test_many_are_looked_at_on_very_few_texts_first() -> None:
     assert rest == planned(96, 3)
     assert planned_for(1000, 12, 1)[0].most == 50
     assert planned_for(1000, 3, 1) == planned(3, 1)
+    first, *rest = planned_for(20, 96, 3, steep=True)
+    assert (first.texts, first.most, rest) == (3, 12, planned(96, 3))
 
 
 def test_the_hopeless_leave_early_and_a_tie_stays_to_the_end() -> None:
