@@ -14,7 +14,7 @@ from eagle3.errors import BadInput
 from eagle3.metrics import Count
 from eagle3.model import DrafterShape
 from eagle3.search import batch as batches
-from eagle3.search import score
+from eagle3.search import outputs, score
 from eagle3.search.axes import axes_of, changed
 from eagle3.search.score import Scorer
 from eagle3.target import TargetParts
@@ -201,6 +201,33 @@ def test_losses_are_the_first_steps_cross_entropy_at_the_best_temperature(
             by_temperature.append(found)
         assert rows[0] == 0
         assert losses.tolist() == pytest.approx(min(by_temperature, key=sum), rel=1e-4)
+
+
+def test_losses_run_the_block_no_more_than_once_and_are_the_same_in_portions(
+    monkeypatch: pytest.MonkeyPatch, target: TargetParts
+) -> None:
+    own, texts = checkpoint(FULL), small_texts((12, 9, 12))
+    wirings = [Wiring.of_states(s).resolved(own.form) for s in permutations(STATES[:3])]
+    steps = 0
+    whole = type(own.drafter).step
+
+    def counted(*args: object, **more: object) -> object:
+        nonlocal steps
+        steps += 1
+        return whole(*args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(own.drafter), "step", counted)
+    scorer = Scorer(own, target, texts, steps=STEPS)
+    scorer.first(wirings, [2, 0], TEACHERS)
+    before = steps
+    sums, rows = scorer.losses(wirings, [0, 2], "next_token")
+    assert steps == before
+    assert scorer.losses(wirings, range(3), "next_token")[0].shape == (len(wirings), 3)
+    assert steps > before
+    monkeypatch.setattr(outputs, "MOST", 1)  # one text at a time, nothing kept for the next
+    again, as_many = Scorer(own, target, texts, steps=STEPS).losses(wirings, [0, 2], "next_token")
+    torch.testing.assert_close(again, sums, rtol=1e-5, atol=1e-5)
+    assert torch.equal(as_many, rows)
 
 
 def test_what_shares_a_first_step_is_computed_once(
