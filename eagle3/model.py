@@ -34,6 +34,7 @@ from eagle3.wiring import InputNorms
 
 KeysValues = tuple[Tensor, Tensor]  # each [B, kv_heads, T, head_dim]
 Cache = list[list[KeysValues]]  # [step][layer]
+MASK_AT_ONCE = 1 << 24  # entries of the mask that rows asked for take
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +133,7 @@ class Attention(nn.Module):
         """
         q, k, v = self.project(z, *turn, asked)
         if asked is not None:
-            seen = visible(rows, len(rows), rows, self.window)[asked][:, None]
+            seen = visible(asked, len(rows), asked, self.window)[:, None]
             a = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
         elif earlier:
             own = [*earlier[1:], (k, v)]
@@ -156,13 +157,13 @@ def gathered(x: Tensor, asked: Tensor | None) -> Tensor:
 
 
 def visible(rows: Tensor, length: int, starts: Tensor, window: int | None) -> Tensor:
-    """Which of the first step's keys 0..length-1 each of `rows` [R] sees, [R, length].
+    """Which of the first step's keys 0..length-1 each of `rows` [..., R] sees, [..., R, length].
 
-    A window reaches back from `starts` [R]: the row's position, or, as trainers count, the row.
+    A window reaches back from `starts` [..., R]: the row's position, or, as trainers count, the row.
     """
     columns = torch.arange(length, device=rows.device)
-    seen = columns[None, :] <= rows[:, None]
-    return seen if window is None else seen & (columns[None, :] > starts[:, None] - window)
+    seen = columns <= rows[..., None]
+    return seen if window is None else seen & (columns > starts[..., None] - window)
 
 
 def attend_chain(q: Tensor, native: KeysValues, own: Sequence[KeysValues], seen: Tensor) -> Tensor:
@@ -310,7 +311,8 @@ class Drafter(nn.Module):
         """One step for `rows` [R] of the text: embedded and g [B, R, H_d] → y [B, R, H_d].
 
         `asked` [B, A], on the first step only, are the rows whose y is wanted → y [B, A, H_d]: what the
-        last layer makes of the others alone is left out.
+        last layer makes of the others alone is left out, unless the text is so long that its mask would
+        take more than that saves.
 
         `cache` is what a serving engine's cache holds at this step; the step's keys are appended.
         Empty on the first step, whose rows must be 0..R-1 and attend causally among themselves. On
@@ -329,14 +331,17 @@ class Drafter(nn.Module):
         # A target's table comes in the numbers it is stored in.
         given: Tensor | None = embedded.to(g.dtype)
         y, entries = g, []
+        fewer = None
+        if asked is not None and asked.numel() * len(rows) <= MASK_AT_ONCE:
+            fewer = asked
         for index, layer in enumerate((self.midlayer, *self.layers.values())):
             earlier = [step[index] for step in cache]
-            wanted = asked if index == shape.num_layers - 1 else None
+            wanted = fewer if index == shape.num_layers - 1 else None
             y, kept = layer(given, y, rows, turn, earlier, window_from_row, wanted)
             entries.append(kept)
             given = None  # deeper layers see no token
         cache.append(entries)
-        return y
+        return y if fewer is not None else gathered(y, asked)
 
     def feedback(self, y: Tensor) -> Tensor:
         """What the next step takes in the place of g."""

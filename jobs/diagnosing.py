@@ -94,7 +94,8 @@ def aligned(m: Matter, layers: int, progress: Progress) -> Matter:
 
 
 def of_shifted(m: Matter, layers: int, progress: Progress) -> tuple[Matter, Evidence]:
-    """Data whose rows lag, each row at its position; as stored where the drafter works better so.
+    """Data whose rows lag, each row at its position; as stored where the drafter does not work so, or
+    does as well on what is stored, and better with what a search finds there.
 
     As stored, the choices made of the target's end may never go on with the text, so that nothing can
     be counted against them.
@@ -133,15 +134,18 @@ def of_lost(m: Matter, progress: Progress) -> tuple[Matter, Evidence]:
 
 def as_good_as_stored(m: Matter, found: Evidence) -> bool:
     """Whether what was found on states that were made, or moved, does as well on the stored ones."""
-    scorer = Scorer(m.known.checkpoint, m.kit.target, m.texts, steps=m.asked.steps)
+    scorer = scorer_of(m, found, m.texts)
     wiring = found.trained.wiring
     if scorer.why_not(wiring) is not None:
         return False
-    try:
-        stored = measure.scored(scorer, wiring, found.trained.truth, m.asked.seed)
-    except BadInput:
-        return False  # nothing can be counted there
+    stored = measure.scored(scorer, wiring, found.trained.truth, m.asked.seed)
     return stored.accuracy.value >= found.trained.accuracy.value
+
+
+def scorer_of(m: Matter, found: Evidence, texts: Sequence[Text]) -> Scorer:
+    """Scores what was found, with the table that it was found with."""
+    table = measure.mended_table(m.known.checkpoint) if found.mended else None
+    return Scorer(table or m.known.checkpoint, m.kit.target, texts, steps=m.asked.steps)
 
 
 def works_better(one: Evidence, other: Evidence) -> bool:
@@ -161,14 +165,16 @@ def may_be_beside(m: Matter, e: Evidence, layers: int) -> bool:
 
     A drafter that does not work might with one of them: a few texts tell which are far from that.
     """
+    if "states" in m.asked.fixed or "states" in m.asked.only:
+        return False
     if not broken(e):
         return True
-    few = m.texts[:: max(1, len(m.texts) // FEW_TEXTS)]
+    few = m.texts[:: -(-len(m.texts) // FEW_TEXTS)]
     more, made = with_neighbours(m.kit, e, few, layers)
     others = neighbours(e.trained.wiring, made)
     if not others:
         return False
-    scorer = Scorer(m.known.checkpoint, m.kit.target, more, steps=m.asked.steps)
+    scorer = scorer_of(m, e, more)
     teacher = e.searched.teacher.name
     rights = scorer.rights(others, range(len(more)), teacher).sum(1)
     total = float(scorer.positions(range(len(more)), teacher).sum())
@@ -189,10 +195,10 @@ def wider_search(
 ) -> Evidence | None:
     """The evidence with one of the states replaced by its neighbour, where that is clearly better."""
     asked = m.asked
-    if not made or "states" in asked.fixed or "states" in asked.only:
+    if not made:
         return None
     leader = better_neighbour(
-        Scorer(m.known.checkpoint, m.kit.target, m.texts, steps=asked.steps),
+        scorer_of(m, before, m.texts),
         before.trained.wiring,
         made,
         teacher=before.searched.teacher.name,
@@ -209,9 +215,9 @@ def wider_search(
 def gather(m: Matter, progress: Progress) -> Evidence:
     """Search, and measure what the conclusions rest on.
 
-    A d2t that cannot be right beside t2d is made again from it, and only where that helps nothing asked
-    for as it is. So is one with which the drafter does not work, or only by another head or reading than
-    it declares. With the target's head any table may do, if that head is as good as the drafter's own.
+    A d2t that cannot be right beside t2d is made again from it; only where that helps nothing it is
+    taken as it is. So is one made again with which the drafter does not work, or only by another head
+    or reading than it declares, where that is clearly better.
     """
     checkpoint = m.known.checkpoint
     table = measure.mended_table(checkpoint)

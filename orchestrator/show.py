@@ -378,14 +378,14 @@ def second_interrupt() -> Iterator[int]:
     """Within the block Ctrl-C raises nothing, but makes this file descriptor readable."""
     came, comes = os.pipe()
     os.set_blocking(comes, False)
-    before = signal.signal(signal.SIGINT, lambda *_: None)
     # By Python's handler it would not be readable where the signal comes just before select.
     wakened = signal.set_wakeup_fd(comes)
+    before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         yield came
     finally:
-        signal.set_wakeup_fd(wakened)
         signal.signal(signal.SIGINT, before)
+        signal.set_wakeup_fd(wakened)
         os.close(comes)
         os.close(came)
 

@@ -28,13 +28,12 @@ class Batch:
         self.length = max(int(text.rows[-1]) + 1 for text in texts)
         device = texts[0].ids.device
         self.ids = torch.zeros(len(texts), self.length + 2, dtype=torch.int64, device=device)
-        flat, owner = [], []
+        flat = []
         for b, text in enumerate(texts):
             kept = min(len(text.ids), self.length + 2)
             self.ids[b, :kept] = text.ids[:kept]
             flat.append(text.rows + b * self.length)
-            owner.append(torch.full_like(text.rows, b))
-        self.flat, self.owner = torch.cat(flat), torch.cat(owner)  # each [N]
+        self.flat = torch.cat(flat)  # [N]
         # The same rows a text each [B, A], padded with row 0, and which of them are rows.
         rows = [text.rows for text in texts]
         self.asked = pad_sequence(rows, batch_first=True)

@@ -39,20 +39,25 @@ class Outputs:
         for wiring in wirings:
             self._kept[wiring].update(zip(batch.numbers, parts, strict=True))
 
-    def make_room(self, wirings: int, chosen: Iterable[int]) -> None:
-        """Drop everything where so many wirings' outputs on these texts would be too many with it."""
-        if self._numbers + wirings * self._size(chosen) > MOST:
+    def make_room(self, wirings: int, chosen: Iterable[int]) -> bool:
+        """Whether so many wirings' outputs on these texts can be kept; what is kept goes for them."""
+        more = wirings * self._size(chosen)
+        if self._numbers + more > MOST:
             self._kept.clear()
             self._numbers = 0
+        return more <= MOST
 
     def portions(self, wirings: int, chosen: Iterable[int]) -> Iterator[list[int]]:
         """The texts in parts of which so many wirings' outputs can be kept; one text at least."""
         portion: list[int] = []
+        numbers = 0
         for i in chosen:
-            if portion and wirings * self._size([*portion, i]) > MOST:
+            more = wirings * self._size([i])
+            if portion and numbers + more > MOST:
                 yield portion
-                portion = []
+                portion, numbers = [], 0
             portion.append(i)
+            numbers += more
         yield portion
 
     def _size(self, chosen: Iterable[int]) -> int:

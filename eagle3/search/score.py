@@ -159,7 +159,8 @@ class Scorer:
         for some in self._outputs.portions(len(wirings), chosen):
             truths = [self.texts[i].truths[teacher][self.texts[i].rows + 2] for i in some]
             wanted = draft_id[torch.cat(truths)]
-            at = torch.tensor([place[i] for i, t in zip(some, truths, strict=True) for _ in t])
+            counts = torch.tensor([len(truth) for truth in truths])
+            at = torch.tensor([place[i] for i in some]).repeat_interleave(counts)
             known = wanted >= 0
             rows.index_add_(0, at, known.double().cpu())
             self._run(wirings, some)
@@ -291,8 +292,7 @@ class Scorer:
             self.scored_of(i)
         for new, asked in lacking.items():
             unlike = [w for w in asked if not self._picked(w, new)]
-            if kept := len(unlike) <= FEW:
-                self._outputs.make_room(len(unlike), new)
+            kept = len(unlike) <= FEW and self._outputs.make_room(len(unlike), new)
             for batch in self._batches(new) if unlike else ():
                 for y, alike in self._first_steps(batch, unlike):
                     self._pick(batch, y, alike)
@@ -328,7 +328,8 @@ class Scorer:
         for wiring in wirings:
             known, rights = self._picks[by_picks(wiring)], self._rights[wiring]
             ids = self.to_target(wiring.d2t)[torch.cat([known[i] for i in chosen]).long()]
-            right = (ids == together).split(counts, 1)
+            # What leads outside is -1, and so is a choice that is not known.
+            right = ((ids == together) & (together >= 0)).split(counts, 1)
             for i, of_text in zip(chosen, right, strict=True):
                 rights[i] = tuple(of_text.sum(1).tolist())
 

@@ -185,6 +185,10 @@ class Walk:
         teacher, _ = self.teacher(wiring)
         return accuracy_of(self.scorer, wiring, teacher.name, self.look) >= WORKS
 
+    def is_faint(self, wiring: Wiring, teacher: Teacher) -> bool:
+        """Whether the first step is right so rarely that one change more may hide behind a fault."""
+        return accuracy_of(self.scorer, wiring, teacher.name, self.look) < FAINT
+
     def climb(self, start: Wiring, *, others: Sequence[Wiring], pairs: Pairs) -> Wiring:
         """From a start to where no change and no pair of changes is clearly better.
 
@@ -192,10 +196,12 @@ class Walk:
         """
         here, path = start, [start]
         self.paths.append(path)
+        faint = pairs is Pairs.ALL and self.is_faint(start, self.teacher(start)[0])
         for turn in range(MOST_ROUNDS):
             teacher, _ = self.teacher(here)
-            # All pairs were tried by then: only what comes close to the best may be the next.
-            tried = Pairs.CLOSEST if turn and pairs is Pairs.ALL else pairs
+            # Behind a start around which every pair was tried, or one change made it work, only what
+            # comes close to the best may be the next.
+            tried = Pairs.CLOSEST if turn and faint else pairs
             taken = self.step(here, teacher, () if turn else others, tried=tried)
             if taken is None and tried is Pairs.ALL and not self.alive(here, teacher):
                 taken = self.revived(here, teacher)
@@ -215,7 +221,7 @@ class Walk:
         lone = [change for (change,) in singles.values()]
         contestants = {**singles, **{w: () for w in others if w != here}}
         level = accuracy_of(self.scorer, here, teacher.name, self.look)
-        every = level < FAINT and tried is Pairs.ALL
+        every = tried is Pairs.ALL and self.is_faint(here, teacher)
         if every:
             # One change that makes a drafter that works is no half of a pair.
             taken, _ = self.take(here, contestants, teacher, quiet=True, working=True)

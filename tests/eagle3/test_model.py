@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eagle3 import model
 from eagle3.errors import BadInput
 from eagle3.model import Cache, Drafter, DrafterShape, KeysValues
 from eagle3.rope import cos_sin
@@ -76,7 +77,9 @@ def test_entries_of_deeper_steps_may_be_gathered_with_their_rows(shape: DrafterS
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_the_rows_asked_for_are_those_of_all_rows(shape: DrafterShape) -> None:
+def test_the_rows_asked_for_are_those_of_all_rows(
+    shape: DrafterShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drafter = random_drafter(4, shape)
     generator = torch.Generator().manual_seed(5)
     embedded, g = torch.randn(2, 3, LENGTH, shape.hidden, generator=generator)
@@ -87,6 +90,9 @@ def test_the_rows_asked_for_are_those_of_all_rows(shape: DrafterShape) -> None:
     got = drafter.step(embedded, g, torch.arange(LENGTH), some, asked=asked)
     want = torch.stack([y[b, rows] for b, rows in enumerate(asked)])
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    monkeypatch.setattr(model, "MASK_AT_ONCE", 1)  # too long a text
+    whole = drafter.step(embedded, g, torch.arange(LENGTH), [], asked=asked)
+    torch.testing.assert_close(whole, want)
     for (k, v), (other_k, other_v) in zip(every[0], some[0], strict=True):
         torch.testing.assert_close(k, other_k)  # deeper steps see the keys of all rows
         torch.testing.assert_close(v, other_v)

@@ -225,7 +225,10 @@ def test_losses_run_the_block_no_more_than_once_and_are_the_same_in_portions(
     assert scorer.losses(wirings, range(3), "next_token")[0].shape == (len(wirings), 3)
     assert steps > before
     monkeypatch.setattr(outputs, "MOST", 1)  # one text at a time, nothing kept for the next
-    again, as_many = Scorer(own, target, texts, steps=STEPS).losses(wirings, [0, 2], "next_token")
+    small = Scorer(own, target, texts, steps=STEPS)
+    small.first(wirings, [0, 2], TEACHERS)
+    assert small._outputs.lacking(wirings[0], [0, 2]) == (0, 2)  # not even kept for a moment
+    again, as_many = small.losses(wirings, [0, 2], "next_token")
     torch.testing.assert_close(again, sums, rtol=1e-5, atol=1e-5)
     assert torch.equal(as_many, rows)
 
