@@ -174,6 +174,11 @@ def job_of(world: World, known: set[Path]) -> tuple[Path, dict[str, Any]]:
     raise AssertionError("no job was started")
 
 
+def hold(supervisor: dict[str, Any]) -> None:
+    """Keep the job from ending before it is ended: it is a matter of a second."""
+    os.killpg(supervisor["pgid"], signal.SIGSTOP)
+
+
 @pytest.mark.parametrize(
     ("kill", "state", "words"),
     [
@@ -193,6 +198,7 @@ def test_death_while_running_is_told_truly_and_never_left_running(
     elif kill == "supervisor":
         os.kill(supervisor["pid"], signal.SIGKILL)
     else:
+        hold(supervisor)
         command.send_signal(signal.SIGINT)
     out, _ = command.communicate(timeout=60)
     assert command.returncode == 1, out
@@ -252,7 +258,8 @@ def test_ctrl_c_in_a_sweep_cancels_the_run_and_starts_no_other(world: World) -> 
     known = set((world.results / "host" / "runs").glob("*"))
     before = len(runs(world))
     command = start(world, "-m", "wiring.layers=[-1,1,4],[4,1,-1],[1,4,-1]")
-    job_of(world, known)
+    _, supervisor = job_of(world, known)
+    hold(supervisor)
     command.send_signal(signal.SIGINT)
     out, _ = command.communicate(timeout=60)
     assert command.returncode == 1
