@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from eagle3.connect import target_rope
 from eagle3.errors import BadInput
 from eagle3.metrics import Count
-from eagle3.model import DrafterShape
+from eagle3.model import Drafter, DrafterShape
 from eagle3.search import batch as batches
 from eagle3.search import outputs, score
 from eagle3.search.axes import axes_of, changed
@@ -157,6 +158,13 @@ def test_tokens_outside_the_vocabulary_are_wrong_and_no_error(target: TargetPart
     # Read as offsets, ids lead outside or elsewhere: counted, and no better than they are.
     wrong = scorer.first([offset], everything, ["next_token"])[offset]["next_token"]
     assert [c.denominator for c in wrong] == [len(text.rows) for text in texts]
+    # Nor is one of them right where the choice is not known.
+    unknown = [
+        replace(text, truths={"next_token": torch.full_like(text.truths["next_token"], -1)})
+        for text in texts
+    ]
+    blind = Scorer(own, target, unknown, steps=STEPS).first([offset], everything, ["next_token"])
+    assert blind[offset]["next_token"] == [Count(0, 0)] * len(texts)
 
 
 def test_unknown_truths_are_not_counted(target: TargetParts) -> None:
@@ -203,27 +211,32 @@ def test_losses_are_the_first_steps_cross_entropy_at_the_best_temperature(
         assert losses.tolist() == pytest.approx(min(by_temperature, key=sum), rel=1e-4)
 
 
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with each run of the block, by how many texts lay side by side in it."""
+    sizes: list[int] = []
+    whole = Drafter.step
+
+    def measured(self: Drafter, embedded: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        sizes.append(len(embedded))
+        return whole(self, embedded, *args, **options)
+
+    monkeypatch.setattr(Drafter, "step", measured)
+    return sizes
+
+
 def test_losses_run_the_block_no_more_than_once_and_are_the_same_in_portions(
-    monkeypatch: pytest.MonkeyPatch, target: TargetParts
+    monkeypatch: pytest.MonkeyPatch, target: TargetParts, runs: list[int]
 ) -> None:
     own, texts = checkpoint(FULL), small_texts((12, 9, 12))
     wirings = [Wiring.of_states(s).resolved(own.form) for s in permutations(STATES[:3])]
-    steps = 0
-    whole = type(own.drafter).step
-
-    def counted(*args: object, **more: object) -> object:
-        nonlocal steps
-        steps += 1
-        return whole(*args, **more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(type(own.drafter), "step", counted)
     scorer = Scorer(own, target, texts, steps=STEPS)
     scorer.first(wirings, [2, 0], TEACHERS)
-    before = steps
+    before = len(runs)
     sums, rows = scorer.losses(wirings, [0, 2], "next_token")
-    assert steps == before
+    assert len(runs) == before
     assert scorer.losses(wirings, range(3), "next_token")[0].shape == (len(wirings), 3)
-    assert steps > before
+    assert len(runs) > before
     monkeypatch.setattr(outputs, "MOST", 1)  # one text at a time, nothing kept for the next
     small = Scorer(own, target, texts, steps=STEPS)
     small.first(wirings, [0, 2], TEACHERS)
@@ -233,20 +246,9 @@ def test_losses_run_the_block_no_more_than_once_and_are_the_same_in_portions(
     assert torch.equal(as_many, rows)
 
 
-def test_what_shares_a_first_step_is_computed_once(
-    monkeypatch: pytest.MonkeyPatch, target: TargetParts
-) -> None:
+def test_what_shares_a_first_step_is_computed_once(target: TargetParts, runs: list[int]) -> None:
     own, texts = checkpoint(FULL), small_texts((12, 12, 12))
     start = Wiring.of_states(STATES[:3]).resolved(own.form)
-    steps = 0
-    whole = type(own.drafter).step
-
-    def counted(*args: object, **more: object) -> object:
-        nonlocal steps
-        steps += 1
-        return whole(*args, **more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(type(own.drafter), "step", counted)
     alike = [
         changed(start, name, value, own.form)
         for name, value in (
@@ -266,35 +268,27 @@ def test_what_shares_a_first_step_is_computed_once(
     scorer = Scorer(own, target, texts, steps=STEPS)
     scorer.first([start, *alike, *late], range(3), TEACHERS)
     assert len(late) == 2
-    assert steps == 1
+    assert len(runs) == 1
     scorer.first([replace(start, decoder_layer=DecoderLayer.skipped)], range(3), TEACHERS)
-    assert steps == 1
+    assert len(runs) == 1
     scorer.first([replace(start, token=Token.same)], range(3), TEACHERS)
-    assert steps == 2
+    assert len(runs) == 2
     # Nor does another call run what only reads the same picks otherwise.
     other = replace(start, token=Token.same, d2t=D2T.identity)
     later = scorer.first([other], range(3), TEACHERS)
-    assert steps == 2
+    assert len(runs) == 2
     fresh = Scorer(own, target, texts, steps=STEPS).first([other], range(3), TEACHERS)
     assert later == fresh
-    assert steps == 3
+    assert len(runs) == 3
 
 
 def test_several_sums_of_states_go_through_the_block_together(
-    monkeypatch: pytest.MonkeyPatch, target: TargetParts
+    target: TargetParts, runs: list[int]
 ) -> None:
     own, texts = checkpoint(PLAIN), small_texts((12, 12))
     wirings = [Wiring.of_states(s).resolved(own.form) for s in permutations(STATES, 3)]
-    sizes: list[int] = []
-    whole = type(own.drafter).step
-
-    def measured(self: object, embedded: torch.Tensor, *args: object, **options: object) -> object:
-        sizes.append(len(embedded))
-        return whole(self, embedded, *args, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(type(own.drafter), "step", measured)
     Scorer(own, target, texts, steps=STEPS).first(wirings, range(2), ["next_token"])
-    assert sizes == [2 * len(wirings)]  # 48 times 10 rows fit
+    assert runs == [2 * len(wirings)]  # 48 times 10 rows fit
 
 
 def test_what_cannot_be_scored_is_said_by_name(target: TargetParts, tmp_path: Path) -> None:
