@@ -46,6 +46,12 @@ class Sample:
         return torch.cat([self.states[k] for k in states], -1)
 
 
+def answer_start(mask: Tensor) -> int:
+    """The first position [T] that the target wrote; T where it wrote none."""
+    written = mask.nonzero()
+    return int(written[0]) if len(written) else len(mask)
+
+
 @dataclass(frozen=True)
 class Skipped:
     """A file that was left out, and why."""

@@ -158,7 +158,8 @@ def shift_findings(where: str, slots: Sequence[Judged], teacher: int) -> Iterato
         return
     shifted = [s.slot.name for s in slots if s.shift == by]
     if shifted:
-        what = f"row t of {', '.join(shifted)} belongs to position t{by:+d} of input_ids"
+        over = "over the answer alone, " if any(s.in_answer for s in slots) else ""
+        what = f"{over}row t of {', '.join(shifted)} belongs to position t{by:+d} of input_ids"
     else:
         end = slots[teacher]
         best, straight = (end.agreement(Truth.next_token, shift=shift) for shift in (by, 0))

@@ -7,8 +7,8 @@ differs. How large an error rounding makes is not assumed: it is measured, again
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ FAR_BELOW = 0.25  # an error counts as rounding where it is at most this share o
 EQUAL = 1e-6  # relative distance below which two states are one and the same
 ROUNDING = 0.15  # no rounding, not even a deep target's in eight bits, errs by more than this
 
+Errors = Mapping[int, Sequence[Tensor]]  # shift → [T, K] of each text
+
 
 @dataclass(frozen=True, kw_only=True)
 class Located:
@@ -28,6 +30,7 @@ class Located:
     states: tuple[int, ...]  # that it may be; empty where it is none of them
     equal: bool  # these states are all the same here, so that no measure tells them apart
     shift: int  # row t holds the state of position t + shift
+    in_answer: bool = False  # over the answer alone; the prompt's rows are in their places
     nearest: int
     error: float  # median relative distance to the nearest state
     margin: float | None  # of the nearest state to the nearest one that differs; None: none does
@@ -52,6 +55,7 @@ class Located:
             "states": list(self.states),
             "equal": self.equal,
             "shift": self.shift,
+            "in_answer": self.in_answer,
             "nearest": self.nearest,
             "error": self.error,
             "margin": self.margin,
@@ -61,19 +65,49 @@ class Located:
         }
 
 
-def locate(slots: Sequence[Tensor], states: Sequence[Tensor]) -> Located | None:
+def locate(
+    slots: Sequence[Tensor], states: Sequence[Tensor], starts: Sequence[int] | None = None
+) -> Located | None:
     """Find a slot among computed states; None where no row can be compared.
 
     `slots` are its first rows [T, H] in each text, `states` what the target made of the same
-    positions, [K, T, H] with K = computed + 1.
+    positions, [K, T, H] with K = computed + 1. `starts` is where each text's answer begins: its rows
+    may lag alone, as where a server records what it prefills and what it decodes apart.
     """
-    shifted = {}
-    for shift in SHIFTS:
-        parts = [relative_errors(h, made, shift) for h, made in zip(slots, states, strict=True)]
-        # Texts of one token have no row beside another position's.
-        if len(rows := torch.cat(parts)):
-            shifted[shift] = rows.nanmedian(0).values  # [K]
-    if not shifted or any(errors.isnan().any() for errors in shifted.values()):
+    errors = {
+        shift: [relative_errors(h, made, shift) for h, made in zip(slots, states, strict=True)]
+        for shift in SHIFTS
+    }
+    if starts is not None and (apart := located_apart(errors, states, starts)):
+        return apart
+    return nearest_of(errors, states)
+
+
+def located_apart(
+    errors: Errors, states: Sequence[Tensor], starts: Sequence[int]
+) -> Located | None:
+    """Where the answers' rows alone are shifted: found there to be the state that the prompts' rows are,
+    in their places. None: they are not, or it does not show.
+    """
+    prompts, answers = {}, {}
+    for shift, rows in errors.items():
+        prompts[shift] = [e[:start] for e, start in zip(rows, starts, strict=True)]
+        answers[shift] = [e[start:] for e, start in zip(rows, starts, strict=True)]
+    prompt, answer = nearest_of(prompts, states), nearest_of(answers, states)
+    if not prompt or not answer or prompt.shift != 0 or answer.shift == 0:
+        return None
+    # Rows that are like the ones beside them lie near those as well.
+    told_apart = answer.error < FAR_BELOW * float(median(answers[0])[answer.nearest])
+    same = bool(prompt.found) and prompt.found == answer.found
+    return replace(answer, in_answer=True) if same and told_apart else None
+
+
+def nearest_of(by_shift: Errors, states: Sequence[Tensor]) -> Located | None:
+    """The state and the shift with the least errors."""
+    known = {shift: median(rows) for shift, rows in by_shift.items()}  # [K]
+    # Texts of one token have no row beside another position's.
+    shifted = {shift: e for shift, e in known.items() if not e.isnan().any()}
+    if not shifted:
         return None
     shift = min(shifted, key=lambda s: float(shifted[s].min()))
     errors = shifted[shift]
@@ -100,13 +134,23 @@ def locate(slots: Sequence[Tensor], states: Sequence[Tensor]) -> Located | None:
 
 
 def relative_errors(h: Tensor, made: Tensor, shift: int) -> Tensor:
-    """|h - state| / |state| of rows [T, H] against states [K, T, H], [rows, K]; NaN where unusable."""
-    errors = []
-    for state in made:
+    """|h - state| / |state| of rows [T, H] against states [K, T, H], each beside the row that is `shift`
+    further, [T, K]; NaN where there is none, or none that is usable.
+    """
+    errors = torch.full((len(h), len(made)), torch.nan)
+    inside = slice(max(0, -shift), len(h) - max(0, shift))
+    for k, state in enumerate(made):
         ours, theirs = overlap(h.float(), state.float(), shift)
-        errors.append((ours - theirs).norm(dim=-1) / theirs.norm(dim=-1))
-    stacked = torch.stack(errors, -1)
-    return stacked.masked_fill(~stacked.isfinite(), torch.nan)
+        errors[inside, k] = ((ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)).cpu()
+    return errors.masked_fill(~errors.isfinite(), torch.nan)
+
+
+def median(errors: Sequence[Tensor]) -> Tensor:
+    """The median of all rows [T, K] a text, [K]; NaN where none is usable."""
+    rows = torch.cat(tuple(errors))
+    if not len(rows):
+        return torch.full(rows.shape[1:], torch.nan)
+    return rows.nanmedian(0).values
 
 
 def distances(made: Tensor, k: int) -> Tensor:

@@ -87,9 +87,14 @@ class Judged:
     @property
     def shift(self) -> int:
         """How far the rows are from the ids they stand beside, where the states themselves show it."""
-        if self.is_embedding:
+        if self.is_embedding and not self.in_answer:
             return max(self.figures.matches, key=lambda s: self.figures.matches[s].share("close"))
         return self.located.shift if self.located and self.located.found else 0
+
+    @property
+    def in_answer(self) -> bool:
+        """Whether that is so over the answer alone, while the prompt's rows are in their places."""
+        return bool(self.located and self.located.found and self.located.in_answer)
 
     @property
     def found(self) -> tuple[int, ...]:
@@ -238,7 +243,8 @@ class Judged:
         verdict = CONTRADICTED if norm == CONTRADICTED else state
         sentence = f"{verdict}: {self.in_words}; {what}{f'; {where}' if where else ''}"
         if self.shift:
-            sentence += f"; row t belongs to position t{self.shift:+d}"
+            over = "over the answer alone, " if self.in_answer else ""
+            sentence += f"; {over}row t belongs to position t{self.shift:+d}"
         return verdict, f"{sentence}."
 
     def plain(self, *, teacher: bool) -> dict[str, Any]:

@@ -85,7 +85,15 @@ def aligned(m: Matter, layers: int, progress: Progress) -> Matter:
     shift, slots = m.inspected.shift, m.inspected.slots
     in_place = {slot.index for slot in slots if slot.in_place}
     texts, *_ = texts_of(
-        m.asked, m.kit, m.known, m.form, layers, progress, shift=shift, in_place=in_place
+        m.asked,
+        m.kit,
+        m.known,
+        m.form,
+        layers,
+        progress,
+        shift=shift,
+        in_place=in_place,
+        in_answer=m.inspected.in_answer,
     )
     inspected = replace(m.inspected, aligned=True)
     return replace(

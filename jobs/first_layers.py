@@ -27,7 +27,9 @@ from jobs.capture_states import captured_states, decoder_layers
 from jobs.environment import memory
 
 TEXTS = 4
-POSITIONS = 128  # of each text
+POSITIONS = 128  # of each text; where its answer begins later, so many more that
+ANSWER = 32  # positions of that are among them, but not more than
+LONGEST = 512
 BEYOND = 2  # layers behind the highest declared state that fits, so that its neighbours are known
 MEMORY_SHARE = 0.5  # of what is free
 SMALL = 8 << 30  # bytes up to which a target is run whole where it fits

@@ -13,12 +13,20 @@ from eagle3.data import LAYOUTS
 from eagle3.data.form import DataForm, RawSample
 from eagle3.errors import BadInput
 from eagle3.headers import find_tensors
-from eagle3.samples import check_lengths
+from eagle3.samples import answer_start, check_lengths
 from eagle3.slot_states import Located, locate
 from eagle3.slot_verdicts import MOSTLY
 from eagle3.slots import SlotMeter
 from eagle3.target import TargetParts, read_tensor
-from jobs.first_layers import POSITIONS, FirstLayers, load_first_layers, plan_layers, run_layers
+from jobs.first_layers import (
+    ANSWER,
+    LONGEST,
+    POSITIONS,
+    FirstLayers,
+    load_first_layers,
+    plan_layers,
+    run_layers,
+)
 
 T = TypeVar("T")
 
@@ -111,15 +119,16 @@ class Inspector:
             return nowhere, replace(self.plan, layers=0, why=str(error))
         if self.layers is None:
             layers.drop()
+        starts = [answer_start(sample.loss_mask) for sample in kept]
         norm = meter.norm
         normed = None
         located = []
         for i, figures in enumerate(meter.figures):
             rows = [sample.slots[i] for sample in kept]
-            place = locate(rows, made)
+            place = locate(rows, made, starts)
             if norm and not (place and place.found) and (figures.unit_share or 0) >= MOSTLY:
                 normed = normed or [norm(states.to(norm.weight.device)).cpu() for states in made]
-                behind = locate(rows, normed)
+                behind = locate(rows, normed, starts)
                 place = replace(behind, normed=True) if behind and behind.found else place
             located.append(place)
         return located, self.plan
@@ -135,11 +144,13 @@ def had(what: str, read: Callable[[], T], notes: list[str]) -> T | None:
 
 
 def first_rows(sample: RawSample) -> RawSample:
-    """The first positions of a sample, in memory of their own."""
+    """The first positions of a sample, some of its answer among them, in memory of their own."""
+    count = min(max(POSITIONS, answer_start(sample.loss_mask) + ANSWER), LONGEST)
     return replace(
         sample,
-        input_ids=sample.input_ids[:POSITIONS].clone(),
-        slots=tuple(slot[:POSITIONS].clone() for slot in sample.slots),
+        input_ids=sample.input_ids[:count].clone(),
+        loss_mask=sample.loss_mask[:count].clone(),
+        slots=tuple(slot[:count].clone() for slot in sample.slots),
     )
 
 

@@ -223,6 +223,7 @@ def inspect(asked: Asked, kit: Kit, known: Read) -> tuple[Inspected, DataForm, i
         findings=tuple(findings(form, slots, meter.same, tail=0)),
         notes=(*notes, *undecided(form, slots, argmax=has_argmax or asked.argmax is not None)),
         shift=shift,
+        in_answer=bool(shift) and all(slot.in_answer for slot in slots if slot.shift == shift),
     )
     return inspected, corrected(form, slots), ran.layers
 
@@ -263,6 +264,7 @@ def texts_of(
     *,
     shift: int = 0,
     in_place: Collection[int] = (),
+    in_answer: bool = False,
 ) -> tuple[list[Text], str, LeftOut, tuple[str, ...]]:
     """The texts with the states that a wiring at hand asks for, as far as they can be had."""
     target = kit.target
@@ -296,6 +298,7 @@ def texts_of(
         more_states=made if missing else None,
         shift=shift,
         in_place=in_place,
+        in_answer=in_answer,
         seen=seen,
         progress=lambda done, total: progress("read", done, total),
     )

@@ -204,9 +204,10 @@ def slot_causes(e: Evidence, wiring: Sequence[Cause]) -> Iterator[Cause]:
             explains=(STATES, ORDER) if named_so and fed is None else (),
         )
     elif inspected.shift:
+        over = "over the answer alone, " if inspected.in_answer else ""
         yield Cause(
             kind="slots",
-            what=f"the states are shifted against the ids: row t belongs to position "
+            what=f"the states are shifted against the ids: {over}row t belongs to position "
             f"t{inspected.shift:+d}",
             trained="the data's rows as stored",
             served="row t beside token t",

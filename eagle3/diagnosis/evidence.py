@@ -154,6 +154,7 @@ class Inspected:
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     shift: int = 0  # row t of the states belongs to position t + shift
+    in_answer: bool = False  # so it does over the answer alone
     aligned: bool = False  # what was measured was measured with each row at its position
     # Slots that hold no state gave way to the states that the target's own layers make.
     remade: bool = False

@@ -17,7 +17,7 @@ from eagle3.data.argmax import with_argmax
 from eagle3.data.form import DataForm
 from eagle3.errors import BadInput
 from eagle3.metrics import Truth, scored_rows, truth_tokens
-from eagle3.samples import LeftOut, Sample, read_samples
+from eagle3.samples import LeftOut, Sample, answer_start, read_samples
 from eagle3.search.teachers import Teacher, teachers_of
 from eagle3.slots import embedding_scale
 from eagle3.target import TargetParts
@@ -57,6 +57,7 @@ def load_texts(
     more_states: MoreStates | None = None,
     shift: int = 0,
     in_place: Collection[int] = (),
+    in_answer: bool = False,
     seen: Callable[[Sample], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Text]:
@@ -65,9 +66,9 @@ def load_texts(
     `teachers` are those whose choices are made, None for all of teachers_of. `more_states` is given
     all texts [T] and makes states that are not stored; where state 0 is not, it is made from the
     target's embedding (see why_no_embedding). `shift` is how far the data's rows lag behind their
-    positions: row t belongs to position t + shift, but for the slots `in_place`. `seen` is shown each
-    sample as it was read. Where one text lacks the target's own choices, none keeps them: truths are
-    never mixed.
+    positions: row t belongs to position t + shift, but for the slots `in_place`, and where `in_answer`
+    but for the prompt's rows. `seen` is shown each sample as it was read. Where one text lacks the
+    target's own choices, none keeps them: truths are never mixed.
     """
     if teachers is None:
         teachers = teachers_of(form, target, has_argmax=False)
@@ -87,7 +88,10 @@ def load_texts(
     shifts = [0 if i in in_place else shift for i in range(len(form.slots))]
     texts: list[Text] = []
     for sample in samples:
-        texts.append(text_of(sample, form, target, teachers, steps, embed=embed, shifts=shifts))
+        start = answer_start(sample.loss_mask) if in_answer else 0
+        stored = (aligned(h, by, start) for h, by in zip(sample.stored, shifts, strict=True))
+        placed = replace(sample, stored=tuple(stored))
+        texts.append(text_of(placed, form, target, teachers, steps, embed=embed))
         if seen is not None:
             seen(sample)
         if progress is not None:
@@ -114,12 +118,10 @@ def text_of(
     steps: int,
     *,
     embed: bool,
-    shifts: Sequence[int] | None = None,
 ) -> Text:
     """A sample as a search needs it."""
     ids, rows = sample.input_ids, scored_rows(sample.loss_mask)
-    by = [0] * len(sample.stored) if shifts is None else shifts
-    stored = [aligned(h, shift) for h, shift in zip(sample.stored, by, strict=True)]
+    stored = sample.stored
     chosen: dict[str, Tensor] = {}
     if sample.target_argmax is not None:
         chosen[Truth.target_argmax.value] = sample.target_argmax
@@ -150,14 +152,16 @@ def text_of(
     )
 
 
-def aligned(h: Tensor, shift: int) -> Tensor:
-    """States [T, H] of which row t belongs to position t + shift, each at its position; others are 0."""
+def aligned(h: Tensor, shift: int, start: int = 0) -> Tensor:
+    """States [T, H] of which row t belongs to position t + shift from row `start` on, each at its
+    position; where no row belongs, 0.
+    """
     if not shift:
         return h
-    moved = torch.roll(h, shift, 0)
+    moved = torch.roll(h[start:], shift, 0)
     edge = moved[:shift] if shift > 0 else moved[shift:]
     edge.zero_()
-    return moved
+    return torch.cat([h[:start], moved])
 
 
 def choices(
