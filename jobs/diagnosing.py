@@ -171,12 +171,11 @@ def is_low(e: Evidence) -> bool:
 def may_be_beside(m: Matter, e: Evidence, layers: int) -> bool:
     """Whether it is worth while to make the states beside those that were found for all texts.
 
-    A drafter that does not work might with one of them: a few texts tell which are far from that.
+    A few texts tell: with one of them a drafter that does not work has to come near to working, and one
+    that works has to be right as often as it is without.
     """
     if "states" in m.asked.fixed or "states" in m.asked.only:
         return False
-    if not broken(e):
-        return True
     few = m.texts[:: -(-len(m.texts) // FEW_TEXTS)]
     more, made = with_neighbours(m.kit, e, few, layers)
     others = neighbours(e.trained.wiring, made)
@@ -184,9 +183,11 @@ def may_be_beside(m: Matter, e: Evidence, layers: int) -> bool:
         return False
     scorer = scorer_of(m, e, more)
     teacher = e.searched.teacher.name
-    rights = scorer.rights(others, range(len(more)), teacher).sum(1)
+    own, *rights = scorer.rights([e.trained.wiring, *others], range(len(more)), teacher).sum(1)
+    if not broken(e):
+        return bool(max(rights) >= own)
     total = float(scorer.positions(range(len(more)), teacher).sum())
-    return bool(rights.max() >= (least_accuracy(e) - DOUBT) * total)
+    return bool(max(rights) >= (least_accuracy(e) - DOUBT) * total)
 
 
 def with_neighbours(
