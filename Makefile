@@ -34,7 +34,7 @@ test-ssh: setup
 
 # Against the trainers' and an engine's own code, in an environment of their own outside the clone.
 test-peers: setup
-	$(RUN) tests/peers/setup_peers.py
+	$(RUN) -m tests.peers.setup_peers
 	REQUIRE_PEERS=1 $(RUN) -m pytest -q -m peers
 
 check: setup
@@ -55,7 +55,7 @@ bench-diagnosis: setup
 
 # Trains the lab's target and drafters anew, all but the first in the peers' environment; two hours or more.
 lab: setup
-	$(RUN) tests/peers/setup_peers.py
+	$(RUN) -m tests.peers.setup_peers
 	$(RUN) -m eagle3.lab.build --out lab --work results/lab-build
 
 clean:

@@ -116,13 +116,13 @@ def check_peers(python: Path) -> None:
         raise BadInput(
             f"{python} cannot be started ({error.strerror}); the lab's drafters but the first are "
             "trained by speculators in the peers' environment: make it with "
-            "`python tests/peers/setup_peers.py`, or name an interpreter that has it with --peers-python"
+            "`python -m tests.peers.setup_peers`, or name an interpreter that has it with --peers-python"
         ) from error
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise BadInput(
             f"{python} cannot run speculators' training ({last}); make the peers' environment anew "
-            "with `python tests/peers/setup_peers.py`, or name another interpreter with --peers-python"
+            "with `python -m tests.peers.setup_peers`, or name another interpreter with --peers-python"
         )
 
 

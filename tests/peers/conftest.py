@@ -1,6 +1,6 @@
 """The peers that the project is held against: SpecForge, speculators, and SGLang's source.
 
-They live in an environment of their own, made by `python tests/peers/setup_peers.py`, since their
+They live in an environment of their own, made by `python -m tests.peers.setup_peers`, since their
 pins are not the project's. A test runs a script of its own with `peers_python` and exchanges
 safetensors and JSON with it. Tests that use these fixtures are marked `peers`; they are skipped
 where the environment is not there, and fail where REQUIRE_PEERS=1.
@@ -31,7 +31,7 @@ def peers_folder() -> Path:
     folder = setup_peers.peers_folder()
     fault = setup_peers.fault(folder)
     if fault is not None:
-        reason = f"{fault}; make it with `python tests/peers/setup_peers.py`"
+        reason = f"{fault}; make it with `python -m tests.peers.setup_peers`"
         if os.environ.get("REQUIRE_PEERS") == "1":
             pytest.fail(reason)
         pytest.skip(reason)

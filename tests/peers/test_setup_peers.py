@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import environments
 from tests.peers import setup_peers
 
 
@@ -21,7 +22,7 @@ def test_it_lies_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_it_is_finished_only_with_a_marker_of_these_very_pins(tmp_path: Path) -> None:
     assert "is not at" in str(setup_peers.fault(tmp_path))
-    marker = tmp_path / setup_peers.MARKER
+    marker = tmp_path / environments.MARKER
     marker.write_text("{")
     assert "is damaged" in str(setup_peers.fault(tmp_path))
     marker.write_text(json.dumps({**setup_peers.pins(), "sglang": "sglang==0.5.22"}))
