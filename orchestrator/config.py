@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from eagle3.errors import BadInput
 from eagle3.wiring import Wiring
+from orchestrator.check_bench import check_bench
 from orchestrator.check_search import JOBS as SEARCHES
 from orchestrator.check_search import check_search
 from orchestrator.errors import InputError
@@ -34,6 +35,7 @@ SECTIONS = {
     "inspect_data": {"target", "data"},
     "wiring_search": {"wiring", "target", "drafter", "data"},
     "diagnose": {"wiring", "target", "drafter", "data", "engine"},
+    "engine_bench": {"wiring", "target", "drafter", "data", "engine"},
     "script": set(),
 }
 PARTS = set().union(*SECTIONS.values())
@@ -48,6 +50,19 @@ LEAST = {
     "job.finalists": 1,
     "job.tree.topk": 1,
     "job.tree.draft_tokens": 2,  # the root and one drafted token
+    "job.topk": 1,
+    "job.draft_tokens": 2,
+    "job.max_prompts": 1,
+    "job.new_tokens": 2,  # the first one is the prefill's
+    "job.budget.pairs": 1,
+    "job.budget.least": 1,
+    "job.budget.precision": 0.0,
+    "job.budget.minutes": 0.0,
+    "job.budget.restarts": 1,
+    "job.budget.repeats": 0,
+    "job.start_s": 1,
+    "job.first_s": 1,
+    "job.request_s": 1,
     "job.timeout_s": 0.1,
     "host.patience_s": 0,
     "data.capture.new_tokens": 0,
@@ -148,6 +163,7 @@ def resolve(cfg: DictConfig, hydra: Any) -> Resolved:
     check_ranges(resolved)
     check_whose_metrics(resolved)
     check_search(resolved)
+    check_bench(resolved)
     check_host(resolved["host"])
     for number, word in enumerate(resolved["job"].get("args", ())):
         if SECRET_VALUE.search(word):

@@ -23,6 +23,10 @@ METRICS = (
     "accept_length_tree",
     "accept_length_tree_uniform",
     "coverage",
+    "accept_length_standalone",  # of the drafter alone, beside what an engine serves
+    "tok_s",
+    "tok_s_baseline",
+    "speedup",
     "accuracy_served",  # by the engine that a diagnosis is asked about
     "accept_length_served",
     "accuracy/target_argmax",

@@ -56,8 +56,12 @@ def inputs_of(config: Mapping[str, Any]) -> dict[str, Input]:
                 "job.dtype is for the texts of a dump; for prompts: data.capture.dtype"
             )
         return {**inputs, "prompts": prompts_input(config)}
-    if job["name"] in ("drafter_test", *SEARCHES):
+    if job["name"] in ("drafter_test", "engine_bench", *SEARCHES):
         inputs["drafter"] = section_input("drafter", config["drafter"])
+    if job.get("prompts") is not None:
+        path = job["prompts"]
+        tree = local_tree("job.prompts", path)
+        inputs["asked"] = Input(path=path, tree=tree, file=Path(path).name)
     if (checkout := config.get("engine", {}).get("checkout")) is not None:
         inputs["checkout"] = Input(path=host_path("engine.checkout", checkout))
     if (argmax := config["data"]["target_argmax"]) is not None:
@@ -158,6 +162,8 @@ def request_of(
         return inspect_data_request(config, inputs, root)
     if job["name"] in SEARCHES:
         return search_request(config, inputs, root)
+    if job["name"] == "engine_bench":
+        return engine_bench_request(config, inputs, root)
     return drafter_test_request(config, inputs, root)
 
 
@@ -256,6 +262,22 @@ def search_request(
         **request,
         "engine": None if engine["name"] is None else engine,
         "trained_accuracy": job["trained_accuracy"],
+    }
+
+
+def engine_bench_request(
+    config: Mapping[str, Any], inputs: Mapping[str, Placed], root: str
+) -> dict[str, Any]:
+    """The request of an engine_bench job with one case."""
+    own = ("name", "prompts", "lease", "device", "threads", "timeout_s")
+    prompts = inputs["asked"].path if "asked" in inputs else None
+    return {
+        **machine(config),
+        "job": "engine_bench",
+        **{key: value for key, value in config["job"].items() if key not in own},
+        "engine": config["engine"],
+        "inputs": {**drafter_inputs(config, inputs, root), "prompts": prompts},
+        "cases": [{"case_id": CASE, "wiring": config["wiring"]}],
     }
 
 

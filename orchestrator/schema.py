@@ -204,6 +204,10 @@ class EngineConfig:
     flags: dict[str, Any] = field(default_factory=dict)  # of the server
     ids: list[int] | None = None  # layer ids that it is given; None: what config.json says
     accept_length: float | None = None  # that it was seen to have
+    python: str | None = None  # the interpreter on the host that has it; None: host.python
+    env: dict[str, str] = field(default_factory=dict)  # for its servers, beside host.env
+    url: str | None = None  # a server of one's own, with the drafter: asked, and left running
+    baseline_url: str | None = None  # one without
 
 
 @dataclass
@@ -324,6 +328,46 @@ class DiagnoseJob:
 
 
 @dataclass
+class BudgetConfig:
+    """When a benchmark ends."""
+
+    pairs: int = 8  # of passes, at each concurrency
+    least: int = 3  # before precision may end it; without room for two servers, passes of each
+    precision: float = 0.03  # half-width of the speedup's interval, relative
+    minutes: float = 30.0
+    restarts: int = 4  # starts of a server
+    repeats: int = 3  # of pairs that were disturbed
+
+
+@dataclass
+class EngineBenchJob:
+    """Measure the drafter behind an engine, beside the engine without it and the drafter alone."""
+
+    name: str = "engine_bench"
+    steps: int = 4  # of a chain or a tree: speculative-num-steps, num_speculative_tokens
+    topk: int = 1  # speculative-eagle-topk
+    draft_tokens: int | None = None  # speculative-num-draft-tokens of a tree, the root included
+    prompts: str | None = None  # a local JSONL file, as data.capture.prompts; None: the data's own
+    max_prompts: int = 16
+    new_tokens: int | None = None  # of each answer; None: as many as the data's has
+    ignore_eos: bool = True  # answers of exactly that length; false: they end where they end
+    concurrency: list[int] = field(default_factory=lambda: [1])
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    control: bool = False  # a second baseline in the drafter's place: what two starts differ by
+    advice: bool = True  # one start more, with one draft step, to tell drafting and verifying apart
+    start_s: float = 1800.0  # until a server must be ready
+    first_s: float = 600.0  # until its first answer must be there
+    request_s: float = 300.0  # until any other
+    seed: int = 0  # of the bootstrap
+    lease: bool = True  # have the GPU alone among jobs like it
+    device: Device = (
+        Device.auto
+    )  # of the drafter alone; the engine takes the GPUs that jobs may see
+    threads: int = 2
+    timeout_s: float | None = None
+
+
+@dataclass
 class ScriptJob:
     """Run a script of one's own; what it prints as `metric name=value` is measured."""
 
@@ -364,6 +408,7 @@ JOB_SCHEMAS = {
     "inspect_data": InspectDataJob,
     "wiring_search": WiringSearchJob,
     "diagnose": DiagnoseJob,
+    "engine_bench": EngineBenchJob,
     "script": ScriptJob,
 }
 

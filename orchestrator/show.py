@@ -48,6 +48,11 @@ LABELS = {
     "accept_length_uniform": "accept length, every position",
     "accept_length_tree": "accept length, tree",
     "accept_length_tree_uniform": "accept length, tree, every position",
+    "accept_length_standalone": "accept length, the drafter alone",
+    "tok_s": "tok/s with the drafter",
+    "tok_s_baseline": "tok/s without it",
+    "speedup": "speedup",
+    "break_even": "break-even accept length",
     "accuracy_served": "accuracy (step 0), as served",
     "accept_length_served": "accept length, as served",
     "coverage": "coverage",
@@ -280,6 +285,10 @@ class Show:
             if diagnosis:
                 show_diagnosis(self, diagnosis)
             show_search(self, result)
+        if result.get("bench"):
+            from orchestrator.show_bench import show_bench
+
+            show_bench(self, result["bench"])
         self.findings(diagnosis.get("findings") or result.get("findings") or [])
         word = verdict["verdict"]
         self.console.print(

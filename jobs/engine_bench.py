@@ -1,0 +1,510 @@
+"""Measure a drafter behind a real engine: what it accepts, what it speeds up, and what limits that.
+
+One case: the wiring, as this engine has to be told of it. Standing servers are asked in pairs, one
+without the drafter and one with it; beside what is served stands what the drafter does alone on the
+same texts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eagle3.errors import BadInput
+from eagle3.files import read_json
+from eagle3.metrics import Rate
+from eagle3.samples import LeftOut
+from eagle3.wiring import Wiring
+from jobs import drafter_test
+from jobs.capture_states import read_prompts
+from jobs.engines import figures, prompts
+from jobs.engines.agreement import Agreement, agreement
+from jobs.engines.arms import BASELINE, FEWER, SPECULATIVE, Budget, Measured, block, together
+from jobs.engines.attached import attach, differences, untold
+from jobs.engines.disturbance import look
+from jobs.engines.engine import Draft, Engine, Wanted
+from jobs.engines.folder import lay_out
+from jobs.engines.hypothesis import ServedAs, installed, served_as
+from jobs.engines.limits import Advice, Limits, advise, in_words, split
+from jobs.engines.load import run_pass
+from jobs.engines.records import Pass, Prompt, Request
+from jobs.engines.room import why_no_room
+from jobs.engines.sglang import SIMULATED, SGLang
+from jobs.engines.started import Patience, Running, started
+from jobs.engines.talk import ServerError
+from jobs.engines.vllm import VLLM
+from jobs.events import Events
+
+ENGINES: Mapping[str, Callable[[], Engine]] = {"sglang": SGLang, "vllm": VLLM}
+WARM = "warming up"
+ASKED = "ask"
+
+
+def open_job(request: Mapping[str, Any], events: Events) -> EngineBench:
+    """Read what the drafter does alone, and find the engine."""
+    alone = drafter_test.open_job(alone_request(request), events)
+    return EngineBench(request, events, alone)
+
+
+def alone_request(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The request of the drafter test that answers what the drafter does alone."""
+    topk = request["topk"]
+    tree = {"topk": topk, "draft_tokens": request["draft_tokens"]} if topk > 1 else None
+    return {
+        **request,
+        "truth": "target_argmax",
+        "max_samples": request["max_prompts"],
+        "tree": tree,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """Everything at one concurrency."""
+
+    concurrency: int
+    tok_s: figures.Interval
+    baseline: figures.Interval | None
+    speedup: figures.Interval | None
+    accept_length: Rate | None
+    stood: Sequence[float] | None
+    first_token_s: tuple[float, float]
+    decode_tok_s: float | None
+    limits: Limits | None
+    advice: Advice | None
+    between_starts: float | None
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "concurrency": self.concurrency,
+            "tok_s": self.tok_s.plain(),
+            "tok_s_baseline": self.baseline.plain() if self.baseline else None,
+            "speedup": self.speedup.plain() if self.speedup else None,
+            "accept_length": self.accept_length.plain() if self.accept_length else None,
+            "per_position": list(self.stood) if self.stood else None,
+            "first_token_s": {"median": self.first_token_s[0], "p95": self.first_token_s[1]},
+            "decode_tok_s": self.decode_tok_s,
+            "limits": self.limits.plain() if self.limits else None,
+            "advice": self.advice.plain() if self.advice else None,
+            "limit_in_words": in_words(self.limits, self.advice) if self.limits else [],
+            "between_starts": self.between_starts,
+        }
+
+
+class EngineBench:
+    """Answers cases `{"case_id": …, "wiring": {…}}`."""
+
+    def __init__(
+        self, request: Mapping[str, Any], events: Events, alone: drafter_test.DrafterTest
+    ) -> None:
+        self.request, self.events, self.alone = request, events, alone
+        asked = request["engine"]
+        self.engine = ENGINES[asked["name"]]()
+        self.asked: Mapping[str, Any] = asked
+        self.environment: Mapping[str, str] = dict(asked["env"])
+        self.target: Path = alone.target.folder
+        self.steps, self.topk = int(request["steps"]), int(request["topk"])
+        self.levels: Sequence[int] = request["concurrency"]
+        self.budget = Budget(**{k: request["budget"][k] for k in vars_of(Budget)})
+        self.restarts = int(request["budget"]["restarts"])
+        self.patience = Patience(start_s=request["start_s"], first_s=request["first_s"])
+        self.folder = events.path.parent / "engine"
+        refuse_simulated(self.environment)
+
+    def run_case(self, case: Mapping[str, Any]) -> dict[str, Any]:
+        """The table, the raw counters, and what the drafter does alone."""
+        wiring = Wiring.parse(case["wiring"])
+        answer = self.alone.run_case({"case_id": case["case_id"], "wiring": case["wiring"]})
+        served = self.served(wiring)
+        for note in served.notes:
+            self.events.note(note)
+        requests = self.requests()
+        self.folder.mkdir(exist_ok=True)
+        measured = Measured()
+        folder = lay_out(self.source(), self.folder / "drafter", served.config)
+        draft = None if self.request["control"] else self.draft(folder)
+        try:
+            if self.asked["url"] is not None:
+                self.measure_attached(requests, draft, served, measured)
+            else:
+                self.measure_started(requests, draft, measured)
+        except ServerError as error:
+            raise BadInput(str(error)) from error
+        return self.answer(answer, served, measured, requests)
+
+    # What is asked.
+
+    def source(self) -> Path:
+        """The drafter's own folder."""
+        return Path(self.request["inputs"]["drafter"]["path"])
+
+    def draft(self, folder: Path, steps: int | None = None) -> Draft:
+        """How the drafter is asked; fewer steps are a chain."""
+        if steps is not None:
+            return Draft(folder=folder, steps=steps)
+        tokens = self.request["draft_tokens"] if self.topk > 1 else None
+        return Draft(folder=folder, steps=self.steps, topk=self.topk, draft_tokens=tokens)
+
+    def served(self, wiring: Wiring) -> ServedAs:
+        """The wiring as the engine is told of it, in the release that is there."""
+        name, url = self.asked["name"], self.asked["url"]
+        if url is not None:
+            version = attach(self.engine, url, SPECULATIVE).facts.version or self.asked["version"]
+        else:
+            version = installed(name, self.python())
+        if self.asked["version"] not in (None, version):
+            raise BadInput(
+                f"engine.version={self.asked['version']}, but {name} {version} is what is there; leave "
+                "it out, or name the interpreter that has the other: engine.python=…"
+            )
+        return served_as(
+            read_json(self.source() / "config.json"),
+            self.target,
+            wiring,
+            engine=name,
+            version=str(version),
+            engine_class=self.asked["engine_class"],
+            num_layers=self.alone.target.num_layers,
+        )
+
+    def python(self) -> str:
+        """The interpreter that has the engine."""
+        return str(self.asked["python"] or sys.executable)
+
+    def requests(self) -> list[Request]:
+        """All prompts as they are asked."""
+        new_tokens, most = self.request["new_tokens"], self.request["max_prompts"]
+        found: list[Prompt]
+        if (file := self.request["inputs"].get("prompts")) is not None:
+            found = prompts.from_ids(read_prompts(Path(file), self.target), new_tokens or 128)
+        else:
+            samples = self.alone.samples(LeftOut())
+            found = [prompts.from_sample(sample, new_tokens) for sample in samples]
+        found = found[:most]
+        prompts.check(found, self.alone.target.vocab)
+        for note in prompts.notes(found):
+            self.events.note(note)
+        return [
+            Request(
+                prompt=prompt,
+                ignore_eos=self.request["ignore_eos"],
+                seconds=self.request["request_s"],
+            )
+            for prompt in found
+        ]
+
+    # How it is measured.
+
+    def measure_started(
+        self, requests: Sequence[Request], draft: Draft | None, measured: Measured
+    ) -> None:
+        """Start servers, as many at a time as there is room for."""
+        fewer = None
+        if draft is not None and self.request["advice"] and self.steps > 1:
+            fewer = self.draft(draft.folder, 1)
+        lacking = why_no_room(self.alone.device, self.target, self.source(), self.asked["flags"])
+        ask = self.asker(requests)
+        levels, budget = self.levels, self.budget
+        starts = (2 if lacking is None else 3) + (fewer is not None)
+        self.events.note(
+            f"{starts} starts; {budget.least} to {budget.pairs} pairs of passes over "
+            f"{len(requests)} prompts at {', '.join(map(str, levels))} at once, "
+            f"{budget.minutes:g} minutes at most"
+            + ("" if lacking is None else f"; one server at a time, since {lacking}")
+        )
+        if starts > self.restarts:
+            raise BadInput(
+                f"this takes {starts} starts of a server, but job.budget.restarts is {self.restarts}"
+                + ("" if lacking is None else f" ({lacking})")
+            )
+        if lacking is None:
+            with (
+                self.server(BASELINE, 0, None, requests) as plain,
+                self.server(SPECULATIVE, 0, draft, requests) as drafted,
+            ):
+                measured.starts += [plain, drafted]
+                self.warm(ask, plain, drafted)
+                together(plain, drafted, ask, levels, budget, measured)
+        else:
+            for label, number, of in (
+                (BASELINE, 0, None),
+                (SPECULATIVE, 0, draft),
+                (BASELINE, 1, None),
+            ):
+                with self.server(label, number, of, requests) as running:
+                    measured.starts.append(running)
+                    self.warm(ask, running)
+                    block(running, ask, levels, max(budget.least, 2), measured)
+        if fewer is not None:
+            with self.server(FEWER, 0, fewer, requests) as running:
+                measured.starts.append(running)
+                self.warm(ask, running)
+                block(running, ask, levels, 1, measured)
+
+    def measure_attached(
+        self,
+        requests: Sequence[Request],
+        draft: Draft | None,
+        served: ServedAs,
+        measured: Measured,
+    ) -> None:
+        """Ask a person's own server, and one without a drafter, if there is one."""
+        drafted = attach(self.engine, self.asked["url"], SPECULATIVE)
+        problems = list(differences(drafted.facts, self.target, draft, served.ids))
+        if problems:
+            raise BadInput(f"engine.url={self.asked['url']}: {'; '.join(problems)}")
+        for note in untold(drafted.facts):
+            self.events.note(note)
+        measured.notes += untold(drafted.facts)
+        ask = self.asker(requests)
+        measured.starts.append(drafted)
+        self.warm(ask, drafted)
+        if (url := self.asked["baseline_url"]) is None:
+            block(drafted, ask, self.levels, max(self.budget.least, 2), measured)
+            return
+        plain = attach(self.engine, url, BASELINE)
+        if problems := list(differences(plain.facts, self.target, None, None)):
+            raise BadInput(f"engine.baseline_url={url}: {'; '.join(problems)}")
+        measured.starts.append(plain)
+        self.warm(ask, plain)
+        together(plain, drafted, ask, self.levels, self.budget, measured)
+
+    @contextmanager
+    def server(
+        self, label: str, number: int, draft: Draft | None, requests: Sequence[Request]
+    ) -> Iterator[Running]:
+        """A started server of an arm."""
+        wanted = Wanted(
+            python=self.python(),
+            target=self.target,
+            port=0,
+            draft=draft,
+            flags=self.asked["flags"],
+        )
+        with ExitStack() as stack:
+            yield stack.enter_context(
+                started(
+                    self.engine,
+                    wanted,
+                    self.environment,
+                    self.folder,
+                    label=label,
+                    number=number,
+                    first=requests[0],
+                    patience=self.patience,
+                    say=self.events.note,
+                )
+            )
+
+    def asker(self, requests: Sequence[Request]) -> Callable[[Running, int, int], Pass]:
+        """What asks a server all prompts once."""
+
+        def ask(running: Running, concurrency: int, number: int) -> Pass:
+            what = f"{ASKED} {running.label}, {concurrency} at once, pass {number}"
+            done = 0
+
+            def tick() -> None:
+                nonlocal done
+                done += 1
+                self.events.progress(what, done, len(requests))
+
+            try:
+                return run_pass(
+                    self.engine,
+                    running.address,
+                    requests,
+                    arm=running.label,
+                    server=running.number,
+                    number=number,
+                    concurrency=concurrency,
+                    look=lambda: look(running.pids()),
+                    tick=tick,
+                )
+            except ServerError as error:
+                raise running.reason(error) from error
+
+        return ask
+
+    def warm(self, ask: Callable[[Running, int, int], Pass], *servers: Running) -> None:
+        """A pass at every concurrency that is not counted."""
+        for running in servers:
+            for level in self.levels:
+                ask(running, level, -1)
+
+    # What it comes to.
+
+    def level(self, measured: Measured, concurrency: int) -> Level:
+        """The figures at one concurrency."""
+        drafted = measured.of(SPECULATIVE, concurrency)
+        plain = measured.of(BASELINE, concurrency)
+        fewer = measured.of(FEWER, concurrency)
+        length = figures.accept_length(drafted, self.steps + 1, int(self.request["seed"]))
+        stood = figures.per_position(drafted, self.steps)
+        limits = advice = None
+        step_s, round_s = figures.token_s(plain) if plain else None, figures.round_s(drafted)
+        if step_s and round_s and length:
+            limits = Limits(
+                concurrency=concurrency,
+                step_s=step_s,
+                round_s=round_s,
+                accept_length=length.value,
+                steps=self.steps,
+            )
+            if fewer and (other := figures.round_s(fewer)) and self.topk == 1:
+                limits = split(limits, 1, other)
+            advice = advise(limits, stood) if stood else None
+        token_s = figures.token_s(drafted)
+        return Level(
+            concurrency=concurrency,
+            tok_s=figures.mean_of([figures.tok_s(p) for p in drafted]),
+            baseline=figures.mean_of([figures.tok_s(p) for p in plain]) if plain else None,
+            speedup=measured.speedup(concurrency),
+            accept_length=length,
+            stood=stood,
+            first_token_s=figures.first_token_s(drafted),
+            decode_tok_s=1 / token_s if token_s else None,
+            limits=limits,
+            advice=advice,
+            between_starts=measured.between_starts(concurrency),
+        )
+
+    def answer(
+        self,
+        alone: Mapping[str, Any],
+        served: ServedAs,
+        measured: Measured,
+        requests: Sequence[Request],
+    ) -> dict[str, Any]:
+        """The result: metrics of the first concurrency, and everything below `bench`."""
+        levels = [self.level(measured, c) for c in self.levels]
+        first = levels[0]
+        metrics = {
+            name: figure.plain()
+            for name, figure in (
+                ("accept_length", first.accept_length),
+                ("tok_s", first.tok_s),
+                ("tok_s_baseline", first.baseline),
+                ("speedup", first.speedup),
+            )
+            if figure is not None
+        }
+        if first.limits is not None:
+            metrics["break_even"] = {"value": first.limits.break_even}
+        theirs = alone["metrics"]
+        standalone = "accept_length_tree" if self.topk > 1 else "accept_length"
+        for name, own in (("accept_length_standalone", standalone), ("accuracy", "accuracy")):
+            if own in theirs:
+                metrics[name] = theirs[own]
+        agreed = compared(measured, self.levels[0])
+        notes = [*alone["notes"], *served.notes, *measured.notes, *self.said(measured, agreed)]
+        return {
+            **alone,
+            "metrics": metrics,
+            "curves": {
+                "tok_s": [{"step": v.concurrency, **v.tok_s.plain()} for v in levels],
+                **(
+                    {
+                        "speedup": [
+                            {"step": v.concurrency, **v.speedup.plain()}
+                            for v in levels
+                            if v.speedup
+                        ]
+                    }
+                    if first.speedup
+                    else {}
+                ),
+            },
+            "bench": {
+                "engine": self.asked["name"],
+                "version": served.version,
+                "class": served.engine_class,
+                "ids": list(served.ids) if served.ids is not None else None,
+                "states": list(served.states),
+                "steps": self.steps,
+                "topk": self.topk,
+                "draft_tokens": self.draft(self.source()).verified,
+                "prompts": len(requests),
+                "levels": [v.plain() for v in levels],
+                "agreement": {name: found.plain() for name, found in agreed.items()},
+                "servers": [server_record(running) for running in measured.starts],
+                "passes": [pass_record(p) for p in measured.passes],
+            },
+            "notes": notes,
+        }
+
+    def said(self, measured: Measured, agreed: Mapping[str, Agreement]) -> list[str]:
+        """What a person should know of the comparison, said aloud as well."""
+        notes = []
+        apart = agreed.get(SPECULATIVE)
+        own = agreed.get(BASELINE)
+        if apart is not None and apart.same < apart.prompts:
+            beside = (
+                f"; the baseline differs from itself in {own.prompts - own.same}" if own else ""
+            )
+            notes.append(
+                f"{apart.prompts - apart.same} of {apart.prompts} texts differ from the baseline's, "
+                f"though both are greedy{beside}; the first at token {apart.first[0][1]} of {apart.first[0][0]}"
+            )
+        if self.asked["name"] == "sglang":
+            printed = [
+                r.facts.printed_accept_length for r in measured.starts if r.label == SPECULATIVE
+            ]
+            if any(printed):
+                notes.append(
+                    "SGLang's own accept length counts the prefill's token, so that it reads higher on "
+                    "short answers; ours leaves it out"
+                )
+        for note in notes:
+            self.events.note(note)
+        return notes
+
+
+def compared(measured: Measured, level: int) -> dict[str, Agreement]:
+    """The drafter's texts against the baseline's, and the baseline's against its own."""
+    found = {}
+    plain = measured.of(BASELINE, level)
+    if plain and (drafted := measured.of(SPECULATIVE, level)):
+        found[SPECULATIVE] = agreement(drafted[0], plain[0])
+    if len(plain) > 1:
+        found[BASELINE] = agreement(plain[-1], plain[0])
+    return found
+
+
+def server_record(running: Running) -> dict[str, Any]:
+    """A server as it was started or found."""
+    return {
+        "label": running.label,
+        "start": running.number,
+        "ready_s": running.ready_s,
+        "command": list(running.command),
+        "facts": running.facts.plain(),
+    }
+
+
+def pass_record(p: Pass) -> dict[str, Any]:
+    """A pass with its raw counters; token ids only of the first ones, which texts are compared by."""
+    record = p.plain()
+    if p.number > 0:
+        for answer in record["answers"]:
+            answer["output"] = len(answer["output"])
+    return record
+
+
+def vars_of(kind: type) -> list[str]:
+    """The names of a dataclass's fields."""
+    return list(kind.__dataclass_fields__)  # type: ignore[attr-defined]
+
+
+def refuse_simulated(environment: Mapping[str, str]) -> None:
+    """Raises BadInput where the engine would accept drafts whatever they are."""
+    if SIMULATED in environment or SIMULATED in os.environ:
+        raise BadInput(
+            f"{SIMULATED} is set: SGLang would accept drafts whatever they are, and nothing is "
+            "measured; unset it in host.env, engine.env and the host's own environment"
+        )

@@ -1,0 +1,61 @@
+"""What else went on while a pass was measured: other processes, other requests, another clock."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.engines.records import Counters
+
+FOREIGN_CORES = 0.5  # so much of the processors may go to others before that is said
+SHARE = 0.1  # and no less than this share of all of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """The processors' time so far, in seconds, and who is on the GPUs."""
+
+    at: float
+    busy: float  # all processes
+    own: float  # the server's and ours
+    gpu_pids: frozenset[int] | None = None  # others' processes there; None: no GPU was asked
+
+
+def look(own: Iterable[int], gpu_pids: frozenset[int] | None = None) -> Look:
+    """The state now; `own` are the pids of the server and of whoever asks it."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+    user, nice, system, _, _, irq, softirq, steal = map(int, fields[:8])
+    busy = user + nice + system + irq + softirq + steal
+    return Look(
+        at=time.monotonic(),
+        busy=busy / ticks,
+        own=sum(used(pid) for pid in set(own)) / ticks,
+        gpu_pids=gpu_pids,
+    )
+
+
+def used(pid: int) -> int:
+    """Clock ticks that a process has run; 0 where it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    fields = text[text.rindex(")") + 1 :].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def disturbances(before: Look, after: Look, *, asked: int, counted: Counters) -> Iterator[str]:
+    """What makes a pass no fair one, in words."""
+    elapsed = max(after.at - before.at, 1e-9)
+    foreign = ((after.busy - before.busy) - (after.own - before.own)) / elapsed
+    if foreign > max(FOREIGN_CORES, SHARE * (os.cpu_count() or 1)):
+        yield f"other processes took {foreign:.1f} of {os.cpu_count()} cores"
+    if before.gpu_pids is not None and after.gpu_pids is not None:
+        for pid in sorted(before.gpu_pids | after.gpu_pids):
+            yield f"pid {pid} was on the GPU as well"
+    if counted.requests is not None and counted.requests > asked:
+        yield f"the server answered {counted.requests - asked} requests that are not ours"

@@ -1,0 +1,167 @@
+"""SGLang: its flags, its routes and its counters (0.5.23; read there and run)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jobs.engines.engine import Wanted, arguments
+from jobs.engines.metrics_text import by_label, totals
+from jobs.engines.records import Answered, Counters, Facts, Request
+from jobs.engines.talk import Address, ServerError, get, get_json, post, stream
+
+SIMULATED = "SGLANG_SIMULATE_ACC_LEN"  # makes the engine accept drafts that are wrong
+OWN = (
+    "model_path",
+    "host",
+    "port",
+    "speculative_algorithm",
+    "speculative_draft_model_path",
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+)
+
+
+class SGLang:
+    """The adapter."""
+
+    name = "sglang"
+
+    def command(self, wanted: Wanted) -> list[str]:
+        """`python -m sglang.launch_server …`."""
+        own: dict[str, Any] = {
+            "model_path": wanted.target,
+            "host": "127.0.0.1",
+            "port": wanted.port,
+            "enable_metrics": True,
+        }
+        if (draft := wanted.draft) is not None:
+            own |= {
+                "speculative_algorithm": "EAGLE3",
+                "speculative_draft_model_path": draft.folder,
+                # All three or none: what is left out is guessed by the target's class.
+                "speculative_num_steps": draft.steps,
+                "speculative_eagle_topk": draft.topk,
+                "speculative_num_draft_tokens": draft.verified,
+            }
+        flags = arguments(own, wanted.flags, OWN)
+        return [wanted.python, "-m", "sglang.launch_server", *flags]
+
+    def lacking(self, address: Address) -> str | None:
+        """The models, then its health, which a drafter that cannot be run does not touch."""
+        for path, seconds in (("/v1/models", 5.0), ("/health_generate", 60.0)):
+            try:
+                get(address, path, seconds)
+            except ServerError as error:
+                return str(error)
+        return None
+
+    def facts(self, address: Address) -> Facts:
+        """Of /server_info, which holds every argument as in effect."""
+        said = get_json(address, "/server_info")
+        states = said.get("internal_states") or [{}]
+        state = states[0] if isinstance(states[0], Mapping) else {}
+        return Facts(
+            engine=self.name,
+            version=said.get("version"),
+            model=said.get("model_path"),
+            drafter=said.get("speculative_draft_model_path"),
+            flags={k: v for k, v in said.items() if k != "internal_states" and is_plain(v)},
+            printed_accept_length=state.get("avg_spec_accept_length"),
+        )
+
+    def counters(self, address: Address) -> Counters:
+        """Of /metrics, where the server was started with --enable-metrics."""
+        try:
+            text = get(address, "/metrics")
+        except ServerError:
+            return Counters()
+        counted = totals(text)
+        return Counters(
+            rounds=counted.get("sglang:spec_verify_calls_total"),
+            generated=counted.get("sglang:generation_tokens_total"),
+            requests=counted.get("sglang:num_requests_total"),
+            per_position=positions(
+                by_label(text, "sglang:spec_accepted_tokens_per_pos_total", "pos")
+            ),
+        )
+
+    def forget(self, address: Address) -> None:
+        """The cache of prefixes."""
+        post(address, "/flush_cache", {}, 30.0)
+
+    def ask(self, address: Address, request: Request, began: float, *, alone: bool) -> Answered:
+        """/generate, streamed; the counters of the request come with its last event."""
+        del alone  # every request has counters of its own
+        body = {
+            "input_ids": list(request.prompt.ids),
+            "stream": True,
+            "sampling_params": {
+                "temperature": 0,
+                "max_new_tokens": request.prompt.new_tokens,
+                "ignore_eos": request.ignore_eos,
+            },
+        }
+        sent = time.perf_counter()
+        first = last = None
+        parts: list[list[int]] = []
+        meta: Mapping[str, Any] = {}
+        for came, event in stream(address, "/generate", body, request.seconds):
+            meta = event.get("meta_info") or {}
+            ids = event.get("output_ids")
+            if ids is None:
+                raise ServerError(f"{address.url}/generate gave no output_ids")
+            if ids and first is None:
+                first = came
+            last = came
+            parts.append(ids)
+        if first is None or last is None:
+            raise ServerError(
+                f"{address.url}/generate gave no token for prompt {request.prompt.name}"
+            )
+        finish = meta.get("finish_reason")
+        if isinstance(finish, Mapping) and finish.get("type") == "abort":
+            raise ServerError(f"{address.url}/generate aborted: {finish.get('message')}")
+        return Answered(
+            prompt=request.prompt.name,
+            prompt_tokens=int(meta["prompt_tokens"]),
+            output=whole(parts, int(meta["completion_tokens"]), address),
+            sent_s=sent - began,
+            first_token_s=first - sent,
+            latency_s=last - sent,
+            rounds=meta.get("spec_verify_ct"),
+            accepted=meta.get("spec_num_correct_drafts"),
+            proposed=meta.get("spec_num_proposed_drafts"),
+            histogram=histogram(meta.get("spec_correct_drafts_histogram")),
+            printed_accept_length=meta.get("spec_accept_length"),
+        )
+
+
+def whole(parts: Sequence[Sequence[int]], count: int, address: Address) -> tuple[int, ...]:
+    """All token ids of a stream, whose events hold all so far or, by a flag of the server, new ones."""
+    if len(parts[-1]) == count:
+        return tuple(parts[-1])
+    joined = [token for part in parts for token in part]
+    if len(joined) == count:
+        return tuple(joined)
+    raise ServerError(
+        f"{address.url}/generate counts {count} tokens, but its events hold {len(parts[-1])} at the end "
+        f"and {len(joined)} in all"
+    )
+
+
+def histogram(given: Any) -> tuple[int, ...] | None:
+    """Rounds by accepted drafts; None where the release gives none."""
+    return tuple(int(count) for count in given) if isinstance(given, list) and given else None
+
+
+def positions(counted: Mapping[str, int]) -> tuple[int, ...]:
+    """A counter by position, in the order of positions."""
+    return tuple(counted[key] for key in sorted(counted, key=int))
+
+
+def is_plain(value: object) -> bool:
+    """Whether it is a setting and no structure."""
+    return value is None or isinstance(value, (str, int, float, bool, list, dict))

@@ -1,0 +1,192 @@
+"""Talking to an engine's HTTP server: JSON, plain text and streams of events, each with a deadline.
+
+The standard library alone, since a host need not have more. Every failure is a ServerError that says
+which address answered what.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+PART = 300  # characters of an answer that an error repeats
+SOON_S = 10.0  # for what a server answers without computing
+DATA = b"data:"
+DONE = b"[DONE]"
+
+
+class ServerError(Exception):
+    """A server did not answer as it should; the message says which, and what it said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """Where a server listens."""
+
+    host: str
+    port: int
+    prefix: str = ""
+    https: bool = False
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Of `http://host:port[/prefix]`. Raises ServerError."""
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        try:
+            port = parts.port
+        except ValueError:
+            port = None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ServerError(f"{url} is no address of a server; write http://HOST:PORT")
+        https = parts.scheme == "https"
+        prefix = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(
+            host=parts.hostname, port=port or (443 if https else 80), prefix=prefix, https=https
+        )
+
+    @property
+    def url(self) -> str:
+        """As people write it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.https else ''}://{host}:{self.port}{self.prefix}"
+
+
+class Deadline:
+    """So many seconds from now on."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.at = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """What is left of it; never 0, which would mean to wait for nothing at all."""
+        return max(self.at - time.monotonic(), 0.001)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has passed."""
+        return time.monotonic() >= self.at
+
+
+def get(address: Address, path: str, seconds: float = SOON_S) -> str:
+    """The text at a path. Raises ServerError."""
+    return exchange(address, "GET", path, None, Deadline(seconds)).decode("utf-8", "replace")
+
+
+def get_json(address: Address, path: str, seconds: float = SOON_S) -> Any:
+    """The JSON at a path. Raises ServerError."""
+    return parsed(get(address, path, seconds), f"{address.url}{path}")
+
+
+def post(address: Address, path: str, body: Mapping[str, Any], seconds: float = SOON_S) -> str:
+    """The text that a request is answered with. Raises ServerError."""
+    return exchange(address, "POST", path, body, Deadline(seconds)).decode("utf-8", "replace")
+
+
+def post_json(address: Address, path: str, body: Mapping[str, Any], seconds: float) -> Any:
+    """The JSON that a request is answered with. Raises ServerError."""
+    return parsed(post(address, path, body, seconds), f"{address.url}{path}")
+
+
+def stream(
+    address: Address, path: str, body: Mapping[str, Any], seconds: float
+) -> Iterator[tuple[float, dict[str, Any]]]:
+    """Server-sent events as they come, each with the time it came at (time.perf_counter).
+
+    Raises ServerError where the stream breaks off, holds an error, or takes longer than `seconds`.
+    """
+    where, deadline = f"{address.url}{path}", Deadline(seconds)
+    link = connection(address, deadline)
+    try:
+        answer = ask(link, address, "POST", path, body)
+        if answer.status != http.client.OK:
+            raise refused(where, answer.status, answer.read())
+        while True:
+            if link.sock is not None:
+                link.sock.settimeout(deadline.left)
+            line = answer.readline()
+            came = time.perf_counter()
+            if not line:
+                raise ServerError(f"{where}: the stream ended before its last event")
+            if not line.startswith(DATA):
+                continue
+            said = line[len(DATA) :].strip()
+            if said == DONE:
+                return
+            event = parsed(said.decode("utf-8", "replace"), where)
+            if not isinstance(event, dict) or event.get("error"):
+                raise ServerError(f"{where}: {str(event)[:PART]}")
+            yield came, event
+            if deadline.over:
+                raise TimeoutError
+    except TimeoutError as error:
+        raise ServerError(f"{where} did not finish within {seconds:g} s") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise broken(where, error) from error
+    finally:
+        link.close()
+
+
+def exchange(
+    address: Address, method: str, path: str, body: Mapping[str, Any] | None, deadline: Deadline
+) -> bytes:
+    """One request and the whole of its answer. Raises ServerError."""
+    where = f"{address.url}{path}"
+    link = connection(address, deadline)
+    try:
+        answer = ask(link, address, method, path, body)
+        said = answer.read()
+    except TimeoutError as error:
+        raise ServerError(f"{where} did not answer within {deadline.seconds:g} s") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise broken(where, error) from error
+    finally:
+        link.close()
+    if answer.status != http.client.OK:
+        raise refused(where, answer.status, said)
+    return said
+
+
+def connection(address: Address, deadline: Deadline) -> http.client.HTTPConnection:
+    """A connection that is not open yet."""
+    kind = http.client.HTTPSConnection if address.https else http.client.HTTPConnection
+    return kind(address.host, address.port, timeout=deadline.left)
+
+
+def ask(
+    link: http.client.HTTPConnection,
+    address: Address,
+    method: str,
+    path: str,
+    body: Mapping[str, Any] | None,
+) -> http.client.HTTPResponse:
+    """Send a request."""
+    sent = None if body is None else json.dumps(body).encode()
+    headers = {"Accept": "*/*"} if body is None else {"Content-Type": "application/json"}
+    link.request(method, f"{address.prefix}{path}", sent, headers)
+    return link.getresponse()
+
+
+def parsed(text: str, where: str) -> Any:
+    """JSON. Raises ServerError."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ServerError(f"{where} answered what is no JSON: {text[:PART]!r}") from error
+
+
+def refused(where: str, status: int, said: bytes) -> ServerError:
+    """The error of an answer that is not 200."""
+    text = " ".join(said.decode("utf-8", "replace").split())[:PART]
+    return ServerError(f"{where} answered {status}: {text or 'nothing'}")
+
+
+def broken(where: str, error: Exception) -> ServerError:
+    """The error of a connection that could not be made, or was lost."""
+    return ServerError(f"{where}: {error or type(error).__name__}")
