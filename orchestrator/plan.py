@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.check_bench import OF_SERVERS
 from orchestrator.check_search import JOBS as SEARCHES
 from orchestrator.errors import InputError
 from orchestrator.push import Load, Tree, tree_of
@@ -255,7 +256,7 @@ def search_request(
     }
     if job["name"] != "diagnose":
         return request
-    engine = config["engine"]
+    engine = {k: v for k, v in config["engine"].items() if k not in OF_SERVERS}
     if engine["name"] is not None and "checkout" in inputs:
         engine = {**engine, "checkout": inputs["checkout"].path}
     return {
