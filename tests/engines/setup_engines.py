@@ -4,8 +4,8 @@
 
 Each engine has an environment of its own, since their pins contradict each other and the project's:
 
-    ${XDG_CACHE_HOME:-~/.cache}/drafter-orchestrator/engines/sglang    2.8 GB
-    ${XDG_CACHE_HOME:-~/.cache}/drafter-orchestrator/engines/vllm      1.0 GB
+    ${XDG_CACHE_HOME:-~/.cache}/drafter-orchestrator/engines/sglang    3.3 GB
+    ${XDG_CACHE_HOME:-~/.cache}/drafter-orchestrator/engines/vllm      1.4 GB
 
 What goes into them is `sglang.txt` and `vllm.txt` here, name by name and without dependencies. Nothing
 is resolved, so no CUDA build of torch comes in by the back door: torch's CPU build is asked for by its
@@ -32,6 +32,8 @@ MODULES = {
     "sglang": "sglang.srt.entrypoints.http_server",
     "vllm": "vllm.entrypoints.openai.api_server",
 }
+# The engines' own versions; `sglang.txt` and `vllm.txt` pin them with everything else.
+RELEASES = {"sglang": "0.5.23", "vllm": "0.32.0"}
 
 
 def requirements(engine: str) -> Path:
