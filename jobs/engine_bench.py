@@ -7,35 +7,29 @@ same texts.
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from eagle3.errors import BadInput
-from eagle3.files import read_json
 from eagle3.metrics import Rate
-from eagle3.samples import LeftOut
 from eagle3.wiring import Wiring
 from jobs import drafter_test
-from jobs.capture_states import read_prompts
-from jobs.engines import figures, prompts
+from jobs.engines import figures
 from jobs.engines.agreement import Agreement, agreement
 from jobs.engines.arms import BASELINE, FEWER, SPECULATIVE, Budget, Measured, block, together
 from jobs.engines.attached import attach, differences, untold
 from jobs.engines.disturbance import look
-from jobs.engines.engine import Draft, Engine, Wanted
+from jobs.engines.engine import Draft, Engine
 from jobs.engines.folder import lay_out
-from jobs.engines.hypothesis import ServedAs, installed, served_as
+from jobs.engines.hypothesis import ServedAs
 from jobs.engines.limits import Advice, Limits, advise, in_words, split
 from jobs.engines.load import run_pass
-from jobs.engines.records import Pass, Prompt, Request
+from jobs.engines.records import Pass, Request
 from jobs.engines.room import why_no_room
-from jobs.engines.sglang import SIMULATED, SGLang
-from jobs.engines.started import Patience, Running, started
+from jobs.engines.setup import Setup, alone_request
+from jobs.engines.sglang import SGLang
+from jobs.engines.started import Running
 from jobs.engines.talk import ServerError
 from jobs.engines.vllm import VLLM
 from jobs.events import Events
@@ -49,18 +43,6 @@ def open_job(request: Mapping[str, Any], events: Events) -> EngineBench:
     """Read what the drafter does alone, and find the engine."""
     alone = drafter_test.open_job(alone_request(request), events)
     return EngineBench(request, events, alone)
-
-
-def alone_request(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The request of the drafter test that answers what the drafter does alone."""
-    topk = request["topk"]
-    tree = {"topk": topk, "draft_tokens": request["draft_tokens"]} if topk > 1 else None
-    return {
-        **request,
-        "truth": "target_argmax",
-        "max_samples": request["max_prompts"],
-        "tree": tree,
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,100 +86,32 @@ class EngineBench:
         self, request: Mapping[str, Any], events: Events, alone: drafter_test.DrafterTest
     ) -> None:
         self.request, self.events, self.alone = request, events, alone
-        asked = request["engine"]
-        self.engine = ENGINES[asked["name"]]()
-        self.asked: Mapping[str, Any] = asked
-        self.environment: Mapping[str, str] = dict(asked["env"])
-        self.target: Path = alone.target.folder
-        self.steps, self.topk = int(request["steps"]), int(request["topk"])
+        self.setup = Setup(request, events, alone)
+        self.steps, self.topk = self.setup.steps, self.setup.topk
         self.levels: Sequence[int] = request["concurrency"]
         self.budget = Budget(**{k: request["budget"][k] for k in vars_of(Budget)})
         self.restarts = int(request["budget"]["restarts"])
-        self.patience = Patience(start_s=request["start_s"], first_s=request["first_s"])
-        self.folder = events.path.parent / "engine"
-        refuse_simulated(self.environment)
 
     def run_case(self, case: Mapping[str, Any]) -> dict[str, Any]:
         """The table, the raw counters, and what the drafter does alone."""
         wiring = Wiring.parse(case["wiring"])
         answer = self.alone.run_case({"case_id": case["case_id"], "wiring": case["wiring"]})
-        served = self.served(wiring)
+        served = self.setup.served(wiring)
         for note in served.notes:
             self.events.note(note)
-        requests = self.requests()
-        self.folder.mkdir(exist_ok=True)
+        requests = self.setup.requests()
+        self.setup.folder.mkdir(exist_ok=True)
         measured = Measured()
-        folder = lay_out(self.source(), self.folder / "drafter", served.config)
-        draft = None if self.request["control"] else self.draft(folder)
+        folder = lay_out(self.setup.source(), self.setup.folder / "drafter", served.config)
+        draft = None if self.request["control"] else self.setup.draft(folder)
         try:
-            if self.asked["url"] is not None:
+            if self.setup.asked["url"] is not None:
                 self.measure_attached(requests, draft, served, measured)
             else:
                 self.measure_started(requests, draft, measured)
         except ServerError as error:
             raise BadInput(str(error)) from error
         return self.answer(answer, served, measured, requests)
-
-    # What is asked.
-
-    def source(self) -> Path:
-        """The drafter's own folder."""
-        return Path(self.request["inputs"]["drafter"]["path"])
-
-    def draft(self, folder: Path, steps: int | None = None) -> Draft:
-        """How the drafter is asked; fewer steps are a chain."""
-        if steps is not None:
-            return Draft(folder=folder, steps=steps)
-        tokens = self.request["draft_tokens"] if self.topk > 1 else None
-        return Draft(folder=folder, steps=self.steps, topk=self.topk, draft_tokens=tokens)
-
-    def served(self, wiring: Wiring) -> ServedAs:
-        """The wiring as the engine is told of it, in the release that is there."""
-        name, url = self.asked["name"], self.asked["url"]
-        if url is not None:
-            version = attach(self.engine, url, SPECULATIVE).facts.version or self.asked["version"]
-        else:
-            version = installed(name, self.python())
-        if self.asked["version"] not in (None, version):
-            raise BadInput(
-                f"engine.version={self.asked['version']}, but {name} {version} is what is there; leave "
-                "it out, or name the interpreter that has the other: engine.python=…"
-            )
-        return served_as(
-            read_json(self.source() / "config.json"),
-            self.target,
-            wiring,
-            engine=name,
-            version=str(version),
-            engine_class=self.asked["engine_class"],
-            num_layers=self.alone.target.num_layers,
-        )
-
-    def python(self) -> str:
-        """The interpreter that has the engine."""
-        return str(self.asked["python"] or sys.executable)
-
-    def requests(self) -> list[Request]:
-        """All prompts as they are asked."""
-        new_tokens, most = self.request["new_tokens"], self.request["max_prompts"]
-        found: list[Prompt]
-        if (file := self.request["inputs"].get("prompts")) is not None:
-            found = prompts.from_ids(read_prompts(Path(file), self.target), new_tokens or 128)
-        else:
-            samples = self.alone.samples(LeftOut())
-            found = [prompts.from_sample(sample, new_tokens) for sample in samples]
-        found = found[:most]
-        prompts.check(found, self.alone.target.vocab)
-        for note in prompts.notes(found):
-            self.events.note(note)
-        return [
-            Request(
-                prompt=prompt,
-                ignore_eos=self.request["ignore_eos"],
-                seconds=self.request["request_s"],
-            )
-            for prompt in found
-        ]
 
     # How it is measured.
 
@@ -207,8 +121,10 @@ class EngineBench:
         """Start servers, as many at a time as there is room for."""
         fewer = None
         if draft is not None and self.request["advice"] and self.steps > 1:
-            fewer = self.draft(draft.folder, 1)
-        lacking = why_no_room(self.alone.device, self.target, self.source(), self.asked["flags"])
+            fewer = self.setup.draft(draft.folder, 1)
+        lacking = why_no_room(
+            self.alone.device, self.setup.target, self.setup.source(), self.setup.asked["flags"]
+        )
         ask = self.asker(requests)
         levels, budget = self.levels, self.budget
         starts = (2 if lacking is None else 3) + (fewer is not None)
@@ -225,8 +141,8 @@ class EngineBench:
             )
         if lacking is None:
             with (
-                self.server(BASELINE, 0, None, requests) as plain,
-                self.server(SPECULATIVE, 0, draft, requests) as drafted,
+                self.setup.server(BASELINE, 0, None, requests) as plain,
+                self.setup.server(SPECULATIVE, 0, draft, requests) as drafted,
             ):
                 measured.starts += [plain, drafted]
                 self.warm(ask, plain, drafted)
@@ -237,12 +153,12 @@ class EngineBench:
                 (SPECULATIVE, 0, draft),
                 (BASELINE, 1, None),
             ):
-                with self.server(label, number, of, requests) as running:
+                with self.setup.server(label, number, of, requests) as running:
                     measured.starts.append(running)
                     self.warm(ask, running)
                     block(running, ask, levels, max(budget.least, 2), measured)
         if fewer is not None:
-            with self.server(FEWER, 0, fewer, requests) as running:
+            with self.setup.server(FEWER, 0, fewer, requests) as running:
                 measured.starts.append(running)
                 self.warm(ask, running)
                 block(running, ask, levels, 1, measured)
@@ -255,52 +171,25 @@ class EngineBench:
         measured: Measured,
     ) -> None:
         """Ask a person's own server, and one without a drafter, if there is one."""
-        drafted = attach(self.engine, self.asked["url"], SPECULATIVE)
-        problems = list(differences(drafted.facts, self.target, draft, served.ids))
+        drafted = attach(self.setup.engine, self.setup.asked["url"], SPECULATIVE)
+        problems = list(differences(drafted.facts, self.setup.target, draft, served.ids))
         if problems:
-            raise BadInput(f"engine.url={self.asked['url']}: {'; '.join(problems)}")
+            raise BadInput(f"engine.url={self.setup.asked['url']}: {'; '.join(problems)}")
         for note in untold(drafted.facts):
             self.events.note(note)
         measured.notes += untold(drafted.facts)
         ask = self.asker(requests)
         measured.starts.append(drafted)
         self.warm(ask, drafted)
-        if (url := self.asked["baseline_url"]) is None:
+        if (url := self.setup.asked["baseline_url"]) is None:
             block(drafted, ask, self.levels, max(self.budget.least, 2), measured)
             return
-        plain = attach(self.engine, url, BASELINE)
-        if problems := list(differences(plain.facts, self.target, None, None)):
+        plain = attach(self.setup.engine, url, BASELINE)
+        if problems := list(differences(plain.facts, self.setup.target, None, None)):
             raise BadInput(f"engine.baseline_url={url}: {'; '.join(problems)}")
         measured.starts.append(plain)
         self.warm(ask, plain)
         together(plain, drafted, ask, self.levels, self.budget, measured)
-
-    @contextmanager
-    def server(
-        self, label: str, number: int, draft: Draft | None, requests: Sequence[Request]
-    ) -> Iterator[Running]:
-        """A started server of an arm."""
-        wanted = Wanted(
-            python=self.python(),
-            target=self.target,
-            port=0,
-            draft=draft,
-            flags=self.asked["flags"],
-        )
-        with ExitStack() as stack:
-            yield stack.enter_context(
-                started(
-                    self.engine,
-                    wanted,
-                    self.environment,
-                    self.folder,
-                    label=label,
-                    number=number,
-                    first=requests[0],
-                    patience=self.patience,
-                    say=self.events.note,
-                )
-            )
 
     def asker(self, requests: Sequence[Request]) -> Callable[[Running, int, int], Pass]:
         """What asks a server all prompts once."""
@@ -316,7 +205,7 @@ class EngineBench:
 
             try:
                 return run_pass(
-                    self.engine,
+                    self.setup.engine,
                     running.address,
                     requests,
                     arm=running.label,
@@ -421,14 +310,14 @@ class EngineBench:
                 ),
             },
             "bench": {
-                "engine": self.asked["name"],
+                "engine": self.setup.asked["name"],
                 "version": served.version,
                 "class": served.engine_class,
                 "ids": list(served.ids) if served.ids is not None else None,
                 "states": list(served.states),
                 "steps": self.steps,
                 "topk": self.topk,
-                "draft_tokens": self.draft(self.source()).verified,
+                "draft_tokens": self.setup.draft(self.setup.source()).verified,
                 "prompts": len(requests),
                 "levels": [v.plain() for v in levels],
                 "agreement": {name: found.plain() for name, found in agreed.items()},
@@ -449,9 +338,10 @@ class EngineBench:
             )
             notes.append(
                 f"{apart.prompts - apart.same} of {apart.prompts} texts differ from the baseline's, "
-                f"though both are greedy{beside}; the first at token {apart.first[0][1]} of {apart.first[0][0]}"
+                f"though both are greedy{beside}; the first, {apart.first[0][0]}, at token "
+                f"{apart.first[0][1]}"
             )
-        if self.asked["name"] == "sglang":
+        if self.setup.asked["name"] == "sglang":
             printed = [
                 r.facts.printed_accept_length for r in measured.starts if r.label == SPECULATIVE
             ]
@@ -499,12 +389,3 @@ def pass_record(p: Pass) -> dict[str, Any]:
 def vars_of(kind: type) -> list[str]:
     """The names of a dataclass's fields."""
     return list(kind.__dataclass_fields__)  # type: ignore[attr-defined]
-
-
-def refuse_simulated(environment: Mapping[str, str]) -> None:
-    """Raises BadInput where the engine would accept drafts whatever they are."""
-    if SIMULATED in environment or SIMULATED in os.environ:
-        raise BadInput(
-            f"{SIMULATED} is set: SGLang would accept drafts whatever they are, and nothing is "
-            "measured; unset it in host.env, engine.env and the host's own environment"
-        )

@@ -7,10 +7,17 @@ from typing import Any
 
 from orchestrator.errors import InputError
 
-JOB = "engine_bench"
+JOBS = ("engine_bench", "engine_probe")
 ENGINES = ("sglang", "vllm")
 OF_SERVERS = ("python", "env", "url", "baseline_url")
-NOT_READ = ("checkout", "ids", "accept_length")
+NOT_READ = {
+    "engine_bench": ("checkout", "ids", "accept_length"),
+    "engine_probe": ("checkout", "accept_length", "url", "baseline_url"),
+}
+WHY_NOT = {
+    "ids": "; the wiring says which states are fed",
+    "url": "; what a running server feeds cannot be recorded, so one is started",
+}
 
 
 def check_bench(config: Mapping[str, Any]) -> None:
@@ -18,21 +25,29 @@ def check_bench(config: Mapping[str, Any]) -> None:
     if "engine" not in config:
         return
     engine, job = config["engine"], config["job"]
-    if job["name"] != JOB:
+    if job["name"] not in JOBS:
         for key in OF_SERVERS:
             if engine[key]:
-                raise InputError(f"engine.{key} is read by job={JOB} alone; leave it out")
+                raise InputError(
+                    f"engine.{key} is read by job={' and job='.join(JOBS)}; leave it out"
+                )
         return
     if engine["name"] not in ENGINES:
         raise InputError(
-            f"job={JOB} starts and asks {' and '.join(ENGINES)}; name the engine: engine=sglang"
+            f"job={job['name']} starts and asks {' and '.join(ENGINES)}; name the engine: engine=sglang"
         )
-    for key in NOT_READ:
+    for key in NOT_READ[job["name"]]:
         if engine[key] is not None:
-            hint = "; the wiring says which states are fed" if key == "ids" else ""
-            raise InputError(f"engine.{key} is not read by job={JOB}{hint}; leave it out")
+            why = WHY_NOT.get(key, "")
+            raise InputError(f"engine.{key} is not read by job={job['name']}{why}; leave it out")
     check_draft(engine["name"], job)
     check_servers(engine)
+    if job["name"] == "engine_bench":
+        check_load(job)
+
+
+def check_load(job: Mapping[str, Any]) -> None:
+    """How many are asked at once, and when it ends."""
     levels = job["concurrency"]
     if not levels or min(levels) < 1 or len(set(levels)) < len(levels):
         raise InputError(f"job.concurrency is {levels}; name each level once, from 1 up: [1,8,32]")

@@ -36,6 +36,7 @@ SECTIONS = {
     "wiring_search": {"wiring", "target", "drafter", "data"},
     "diagnose": {"wiring", "target", "drafter", "data", "engine"},
     "engine_bench": {"wiring", "target", "drafter", "data", "engine"},
+    "engine_probe": {"wiring", "target", "drafter", "data", "engine"},
     "script": set(),
 }
 PARTS = set().union(*SECTIONS.values())

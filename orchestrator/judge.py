@@ -24,6 +24,7 @@ METRICS = (
     "accept_length_tree_uniform",
     "coverage",
     "accept_length_standalone",  # of the drafter alone, beside what an engine serves
+    "accept_length_fed",  # of the drafter alone, on the states that an engine was seen to feed
     "tok_s",
     "tok_s_baseline",
     "speedup",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.check_bench import JOBS as SERVED
 from orchestrator.check_bench import OF_SERVERS
 from orchestrator.check_search import JOBS as SEARCHES
 from orchestrator.errors import InputError
@@ -57,7 +58,7 @@ def inputs_of(config: Mapping[str, Any]) -> dict[str, Input]:
                 "job.dtype is for the texts of a dump; for prompts: data.capture.dtype"
             )
         return {**inputs, "prompts": prompts_input(config)}
-    if job["name"] in ("drafter_test", "engine_bench", *SEARCHES):
+    if job["name"] in ("drafter_test", *SERVED, *SEARCHES):
         inputs["drafter"] = section_input("drafter", config["drafter"])
     if job.get("prompts") is not None:
         path = job["prompts"]
@@ -163,8 +164,8 @@ def request_of(
         return inspect_data_request(config, inputs, root)
     if job["name"] in SEARCHES:
         return search_request(config, inputs, root)
-    if job["name"] == "engine_bench":
-        return engine_bench_request(config, inputs, root)
+    if job["name"] in SERVED:
+        return engine_request(config, inputs, root)
     return drafter_test_request(config, inputs, root)
 
 
@@ -266,15 +267,15 @@ def search_request(
     }
 
 
-def engine_bench_request(
+def engine_request(
     config: Mapping[str, Any], inputs: Mapping[str, Placed], root: str
 ) -> dict[str, Any]:
-    """The request of an engine_bench job with one case."""
+    """The request of a job that asks an engine, with one case."""
     own = ("name", "prompts", "lease", "device", "threads", "timeout_s")
     prompts = inputs["asked"].path if "asked" in inputs else None
     return {
         **machine(config),
-        "job": "engine_bench",
+        "job": config["job"]["name"],
         **{key: value for key, value in config["job"].items() if key not in own},
         "engine": config["engine"],
         "inputs": {**drafter_inputs(config, inputs, root), "prompts": prompts},

@@ -368,6 +368,28 @@ class EngineBenchJob:
 
 
 @dataclass
+class EngineProbeJob:
+    """Record which states an engine feeds to the drafter, and name them."""
+
+    name: str = "engine_probe"
+    steps: int = 4  # as in engine_bench, and so all others
+    topk: int = 1
+    draft_tokens: int | None = None
+    prompts: str | None = None
+    max_prompts: int = 4
+    new_tokens: int | None = 32
+    ignore_eos: bool = True
+    start_s: float = 1800.0
+    first_s: float = 600.0
+    request_s: float = 300.0
+    seed: int = 0
+    lease: bool = True
+    device: Device = Device.auto
+    threads: int = 2
+    timeout_s: float | None = None
+
+
+@dataclass
 class ScriptJob:
     """Run a script of one's own; what it prints as `metric name=value` is measured."""
 
@@ -409,6 +431,7 @@ JOB_SCHEMAS = {
     "wiring_search": WiringSearchJob,
     "diagnose": DiagnoseJob,
     "engine_bench": EngineBenchJob,
+    "engine_probe": EngineProbeJob,
     "script": ScriptJob,
 }
 

@@ -31,6 +31,7 @@ STAGES = {
     "choose": "asking the target for its own choices",
     "read": "reading the samples",
     "search": "searching wirings",
+    "probe": "asking the engine, recorded",
 }
 COLOURS = {
     "supported": "green",
@@ -49,6 +50,7 @@ LABELS = {
     "accept_length_tree": "accept length, tree",
     "accept_length_tree_uniform": "accept length, tree, every position",
     "accept_length_standalone": "accept length, the drafter alone",
+    "accept_length_fed": "accept length, alone on what was fed",
     "tok_s": "tok/s with the drafter",
     "tok_s_baseline": "tok/s without it",
     "speedup": "speedup",

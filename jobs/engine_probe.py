@@ -1,0 +1,260 @@
+"""Which states does this engine feed the drafter, and is that what it was trained on?
+
+A server is started as the drafter's own config.json has it (or with engine.ids), with a recorder in
+front of the drafter's fc; what is recorded is matched against the states that the target itself makes
+of the same tokens. Beside it stands what the drafter does alone: on what the hypothesis says, and on
+what it was fed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle3.doctor.findings import Finding
+from eagle3.engines import ids_to_write, rule_for
+from eagle3.errors import BadInput
+from eagle3.files import read_json
+from eagle3.metrics import Rate, Truth, rate
+from eagle3.served import with_ids
+from eagle3.wiring import Wiring
+from jobs import drafter_test
+from jobs.engines.figures import gained
+from jobs.engines.folder import lay_out
+from jobs.engines.hypothesis import ServedAs
+from jobs.engines.probing import FED, UNDECIDED, Chunk, chunks_of, later_share
+from jobs.engines.recording import Recorder, prefill_of
+from jobs.engines.records import Answered, Request
+from jobs.engines.setup import Setup, alone_request
+from jobs.engines.talk import ServerError
+from jobs.events import Events
+from jobs.first_layers import plan_layers
+from jobs.inspecting import TargetLayers
+
+PROBE = "probe"
+STAGE = "probe"
+
+
+def open_job(request: Mapping[str, Any], events: Events) -> EngineProbe:
+    """Read what the drafter does alone, and find the engine."""
+    return EngineProbe(request, events, drafter_test.open_job(alone_request(request), events))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """One prompt, asked twice."""
+
+    request: Request
+    answer: Answered
+    prefill: Tensor  # [T, A·H]
+    again: Tensor
+    later: list[Tensor]  # calls behind the prefill
+
+    @property
+    def text(self) -> Tensor:
+        """Prompt and answer, token ids [T]."""
+        return torch.tensor([*self.request.prompt.ids, *self.answer.output])
+
+
+class EngineProbe:
+    """Answers cases `{"case_id": …, "wiring": {…}}`."""
+
+    def __init__(
+        self, request: Mapping[str, Any], events: Events, alone: drafter_test.DrafterTest
+    ) -> None:
+        self.request, self.events, self.alone = request, events, alone
+        self.setup = Setup(request, events, alone)
+        self.recorder = Recorder(folder=self.setup.folder / "recorded")
+        self.setup.environment = self.recorder.environment(self.setup.environment)
+
+    def run_case(self, case: Mapping[str, Any]) -> dict[str, Any]:
+        """Every chunk as a state, what is accepted, and where the fault lies."""
+        wiring = Wiring.parse(case["wiring"])
+        expected = self.alone.run_case(case)
+        told = self.setup.served(wiring)
+        try:
+            recorded = self.record(self.config(told))
+        except ServerError as error:
+            raise BadInput(str(error)) from error
+        made = self.states([r.text for r in recorded])
+        chunks = chunks_of(
+            [r.prefill for r in recorded],
+            [states[:, : len(r.prefill)] for r, states in zip(recorded, made, strict=True)],
+            [r.again for r in recorded],
+            weight=self.norm_weight(),
+        )
+        fed = tuple(c.states[0] for c in chunks) if all(c.verdict == FED for c in chunks) else None
+        served = accepted([r.answer for r in recorded], self.setup.steps)
+        beside = self.fed_alone(case, fed, told)
+        notes = list(self.said(recorded, made, fed))
+        for line in (*(c.in_words for c in chunks), *notes):
+            self.events.note(line)
+        findings = list(self.findings(told, chunks, fed))
+        metrics = {
+            name: figure
+            for name, figure in (
+                ("accept_length", served.plain() if served else None),
+                ("accept_length_standalone", expected["metrics"].get("accept_length")),
+                ("accept_length_fed", beside),
+                ("accuracy", expected["metrics"].get("accuracy")),
+            )
+            if figure is not None
+        }
+        return {
+            **expected,
+            "metrics": metrics,
+            "curves": {},
+            "slots": [slot_line(c, told.states) for c in chunks],
+            "findings": [*expected["findings"], *(asdict(f) for f in findings)],
+            "probe": {
+                "engine": self.setup.asked["name"],
+                "version": told.version,
+                "class": told.engine_class,
+                "expected": list(told.states),
+                "fed": None if fed is None else list(fed),
+                "chunks": [c.plain() for c in chunks],
+                "answers": [r.answer.plain() for r in recorded],
+            },
+            "notes": [*expected["notes"], *told.notes, *notes],
+        }
+
+    def config(self, told: ServedAs) -> dict[str, Any]:
+        """The drafter's config.json as it is, or with the ids of engine.ids."""
+        config = read_json(self.setup.source() / "config.json")
+        ids = self.setup.asked["ids"]
+        rule = rule_for(self.setup.asked["name"], told.version, told.engine_class)
+        return with_ids(config, rule, ids)
+
+    def record(self, config: Mapping[str, Any]) -> list[Recorded]:
+        """Ask every prompt twice, alone, with the recorder armed."""
+        setup, recorded = self.setup, []
+        requests = setup.requests()
+        setup.folder.mkdir(exist_ok=True)
+        draft = setup.draft(lay_out(setup.source(), setup.folder / "drafter", config))
+        with setup.server(PROBE, 0, draft, requests) as running:
+            for number, request in enumerate(requests, start=1):
+                takes = []
+                for _ in range(2):
+                    setup.engine.forget(running.address)
+                    self.recorder.arm()
+                    try:
+                        answer = setup.engine.ask(running.address, request, 0.0, alone=True)
+                    except ServerError as error:
+                        raise running.reason(error) from error
+                    takes.append(
+                        (answer, *prefill_of(self.recorder.take(), len(request.prompt.ids)))
+                    )
+                (answer, prefill, later), (_, again, _) = takes
+                recorded.append(
+                    Recorded(
+                        request=request, answer=answer, prefill=prefill, again=again, later=later
+                    )
+                )
+                self.events.progress(STAGE, number, len(requests))
+        return recorded
+
+    def states(self, texts: Sequence[Tensor]) -> list[Tensor]:
+        """States 0 … as many as fit of each text, [K, T, H]. Raises BadInput where none can be made."""
+        target = self.alone.target
+        plan = plan_layers(target, None, [None])
+        if not plan.layers:
+            raise BadInput(f"the target's own states cannot be made here: {plan.why}")
+        return TargetLayers(target).states(texts, plan.layers)
+
+    def norm_weight(self) -> Tensor | None:
+        """What norms in front of fc multiply its input by, [A·H]; None: there are none."""
+        drafter = self.alone.checkpoint.drafter
+        if drafter.shape.norm_before_fc:
+            return drafter.input_norm.weight.detach()
+        if drafter.shape.fc_norm:
+            return torch.cat([w.detach() for w in drafter.fc_norm.parameters()])
+        return None
+
+    def fed_alone(
+        self, case: Mapping[str, Any], fed: tuple[int, ...] | None, told: ServedAs
+    ) -> dict[str, Any] | None:
+        """The accept length of the drafter alone on what it was fed, where that is something else."""
+        if fed is None or fed == told.states:
+            return None
+        other = {**case["wiring"], "layers": list(fed), "convention": "hf"}
+        try:
+            found = self.alone.run_case({**case, "wiring": other})["metrics"].get("accept_length")
+        except BadInput as error:
+            self.events.note(f"the drafter alone was not run on states {list(fed)}: {error}")
+            return None
+        return dict(found) if found else None
+
+    def said(
+        self, recorded: Sequence[Recorded], made: Sequence[Tensor], fed: tuple[int, ...] | None
+    ) -> list[str]:
+        """What is fed behind the prefill."""
+        if fed is None or self.norm_weight() is not None:
+            return []
+        pairs = zip(recorded, made, strict=True)
+        shares = [later_share(r.later, states, fed) for r, states in pairs]
+        found, total = (sum(column) for column in zip(*shares, strict=True))
+        if not total:
+            return ["behind the prefill nothing was recorded: later rounds run in a CUDA graph"]
+        return [
+            f"behind the prefill {found} of {total} rows are states {list(fed)} of the text (the others "
+            "stand at drafts that were not accepted, or in padding)"
+        ]
+
+    def findings(
+        self, told: ServedAs, chunks: Sequence[Chunk], fed: tuple[int, ...] | None
+    ) -> list[Finding]:
+        """Where the engine feeds something else than the hypothesis says."""
+        if fed == told.states or (fed is None and not any(c.verdict != UNDECIDED for c in chunks)):
+            return []
+        wrong = [
+            c for c, k in zip(chunks, told.states, strict=False) if c.states and k not in c.states
+        ]
+        if not wrong and len(chunks) == len(told.states):
+            return []
+        named = self.setup.asked["name"]
+        rule = rule_for(named, told.version, told.engine_class)
+        written = ids_to_write(rule, told.states, self.alone.target.num_layers)
+        fix = (
+            f'write "{place_of(rule)}": {list(written.ids)}'
+            if written.possible and written.ids is not None
+            else written.why
+        )
+        words = "; ".join(c.in_words for c in wrong)
+        return [
+            Finding(
+                name="engine-feeds-other-states",
+                severity="error",
+                where=f"{named} {told.version}, class {told.engine_class}",
+                what=f"the wiring is states {list(told.states)}, but {words}",
+                effect="the drafter sees states that it was not trained on",
+                fix=(fix,),
+                evidence="run: recorded at the drafter's fc on this engine",
+            )
+        ]
+
+
+def place_of(rule: Any) -> str:
+    """Where the engine looks for ids first."""
+    return str(rule.places[0].path) if rule.places else "nowhere: they are not read"
+
+
+def accepted(answers: Sequence[Answered], steps: int) -> Rate | None:
+    """The accept length that the requests of the probe had."""
+    counts = [gained(a.completion_tokens, a.accepted, a.rounds, 1) for a in answers]
+    known = [count for count in counts if count is not None]
+    if not known:
+        return None
+    return rate(known, Truth.target_argmax, limits=(1.0, steps + 1.0))
+
+
+def slot_line(chunk: Chunk, expected: Sequence[int]) -> dict[str, Any]:
+    """A chunk as slots are shown: verified where it is what the hypothesis says."""
+    wanted = expected[chunk.index] if chunk.index < len(expected) else None
+    verdict = "contradicted"
+    if wanted in chunk.states:
+        verdict = "verified" if chunk.verdict == FED else "as declared"
+    return {"index": chunk.index, "verdict": verdict, "what": f"{verdict}: {chunk.in_words}"}

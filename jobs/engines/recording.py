@@ -1,0 +1,69 @@
+"""What an engine fed to the drafter: recorded by an overlay on its Python, read here.
+
+The overlay is a folder in front of the engine's PYTHONPATH; the engine's own files stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eagle3.errors import BadInput
+
+OVERLAY = Path(__file__).parent / "overlay"
+ARMED = "armed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorder:
+    """A folder that the overlay writes to while it is armed."""
+
+    folder: Path
+
+    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Variables for the server: the overlay in front of whatever its path was."""
+        path = given.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
+        return {
+            **given,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(OVERLAY), path])),
+            "DRAFTER_RECORD": str(self.folder),
+        }
+
+    def arm(self) -> None:
+        """From here on calls are written."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / ARMED).touch()
+
+    def take(self) -> list[Tensor]:
+        """Stop, and give what was written, [rows, A·H] a call in their order; it is gone behind this."""
+        (self.folder / ARMED).unlink(missing_ok=True)
+        calls = []
+        for path in sorted(self.folder.glob("*.pt")):
+            calls.append(torch.load(path, weights_only=True).float())
+            path.unlink()
+        return calls
+
+
+def prefill_of(calls: list[Tensor], prompt: int) -> tuple[Tensor, list[Tensor]]:
+    """The rows of a prompt of so many tokens [prompt, A·H], and the calls behind them.
+
+    A long prompt is fed in several calls. Raises BadInput where they do not add up.
+    """
+    rows = 0
+    for number, call in enumerate(calls):
+        rows += len(call)
+        if rows >= prompt:
+            return torch.cat(calls[: number + 1])[:prompt], calls[number + 1 :]
+    if not calls:
+        raise BadInput(
+            "nothing was recorded at the drafter's fc: the engine did not run it in Python that the "
+            "overlay reaches (a class that is not watched, or a CUDA graph)"
+        )
+    raise BadInput(
+        f"{rows} rows were recorded at the drafter's fc, fewer than the prompt's {prompt}"
+    )

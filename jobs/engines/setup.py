@@ -1,0 +1,156 @@
+"""What a benchmark and a probe share: the engine, how it is told of the wiring, what it is asked."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from eagle3.errors import BadInput
+from eagle3.files import read_json
+from eagle3.samples import LeftOut
+from eagle3.wiring import Wiring
+from jobs import drafter_test
+from jobs.capture_states import read_prompts
+from jobs.engines import prompts
+from jobs.engines.attached import attach
+from jobs.engines.engine import Draft, Engine, Wanted
+from jobs.engines.hypothesis import ServedAs, installed, served_as
+from jobs.engines.records import Prompt, Request
+from jobs.engines.sglang import SIMULATED, SGLang
+from jobs.engines.started import Patience, Running, started
+from jobs.engines.vllm import VLLM
+from jobs.events import Events
+
+ENGINES: Mapping[str, Callable[[], Engine]] = {"sglang": SGLang, "vllm": VLLM}
+NEW_TOKENS = 128  # of an answer to a person's prompt, where job.new_tokens does not say
+
+
+def alone_request(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The request of the drafter test that answers what the drafter does alone."""
+    topk = request["topk"]
+    tree = {"topk": topk, "draft_tokens": request["draft_tokens"]} if topk > 1 else None
+    return {
+        **request,
+        "truth": "target_argmax",
+        "max_samples": request["max_prompts"],
+        "tree": tree,
+    }
+
+
+class Setup:
+    """An engine and a drafter, as a request names them."""
+
+    def __init__(
+        self, request: Mapping[str, Any], events: Events, alone: drafter_test.DrafterTest
+    ) -> None:
+        self.request, self.events, self.alone = request, events, alone
+        asked = request["engine"]
+        self.engine = ENGINES[asked["name"]]()
+        self.asked: Mapping[str, Any] = asked
+        self.environment: Mapping[str, str] = dict(asked["env"])
+        self.target: Path = alone.target.folder
+        self.steps, self.topk = int(request["steps"]), int(request["topk"])
+        self.patience = Patience(start_s=request["start_s"], first_s=request["first_s"])
+        self.folder = events.path.parent / "engine"
+        refuse_simulated(self.environment)
+
+    def source(self) -> Path:
+        """The drafter's own folder."""
+        return Path(self.request["inputs"]["drafter"]["path"])
+
+    def draft(self, folder: Path, steps: int | None = None) -> Draft:
+        """How the drafter is asked; fewer steps are a chain."""
+        if steps is not None:
+            return Draft(folder=folder, steps=steps)
+        tokens = self.request["draft_tokens"] if self.topk > 1 else None
+        return Draft(folder=folder, steps=self.steps, topk=self.topk, draft_tokens=tokens)
+
+    def served(self, wiring: Wiring) -> ServedAs:
+        """The wiring as the engine is told of it, in the release that is there."""
+        name, url = self.asked["name"], self.asked["url"]
+        if url is not None:
+            version = attach(self.engine, url, "asked").facts.version or self.asked["version"]
+        else:
+            version = installed(name, self.python())
+        if self.asked["version"] not in (None, version):
+            raise BadInput(
+                f"engine.version={self.asked['version']}, but {name} {version} is what is there; leave "
+                "it out, or name the interpreter that has the other: engine.python=…"
+            )
+        return served_as(
+            read_json(self.source() / "config.json"),
+            self.target,
+            wiring,
+            engine=name,
+            version=str(version),
+            engine_class=self.asked["engine_class"],
+            num_layers=self.alone.target.num_layers,
+        )
+
+    def python(self) -> str:
+        """The interpreter that has the engine."""
+        return str(self.asked["python"] or sys.executable)
+
+    def requests(self) -> list[Request]:
+        """All prompts as they are asked."""
+        new_tokens, most = self.request["new_tokens"], self.request["max_prompts"]
+        found: list[Prompt]
+        if (file := self.request["inputs"].get("prompts")) is not None:
+            found = prompts.from_ids(
+                read_prompts(Path(file), self.target), new_tokens or NEW_TOKENS
+            )
+        else:
+            samples = self.alone.samples(LeftOut())
+            found = [prompts.from_sample(sample, new_tokens) for sample in samples]
+        found = found[:most]
+        prompts.check(found, self.alone.target.vocab)
+        for note in prompts.notes(found):
+            self.events.note(note)
+        return [
+            Request(
+                prompt=prompt,
+                ignore_eos=self.request["ignore_eos"],
+                seconds=self.request["request_s"],
+            )
+            for prompt in found
+        ]
+
+    @contextmanager
+    def server(
+        self, label: str, number: int, draft: Draft | None, requests: Sequence[Request]
+    ) -> Iterator[Running]:
+        """A started server of an arm."""
+        wanted = Wanted(
+            python=self.python(),
+            target=self.target,
+            port=0,
+            draft=draft,
+            flags=self.asked["flags"],
+        )
+        with ExitStack() as stack:
+            yield stack.enter_context(
+                started(
+                    self.engine,
+                    wanted,
+                    self.environment,
+                    self.folder,
+                    label=label,
+                    number=number,
+                    first=requests[0],
+                    patience=self.patience,
+                    say=self.events.note,
+                )
+            )
+
+
+def refuse_simulated(environment: Mapping[str, str]) -> None:
+    """Raises BadInput where the engine would accept drafts whatever they are."""
+    if SIMULATED in environment or SIMULATED in os.environ:
+        raise BadInput(
+            f"{SIMULATED} is set: SGLang would accept drafts whatever they are, and nothing is "
+            "measured; unset it in host.env, engine.env and the host's own environment"
+        )
