@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 PART = 300  # characters of an answer that an error repeats
+PIECE = 65536  # bytes that are taken at once of what has come
 SOON_S = 10.0  # for what a server answers without computing
 DATA = b"data:"
 DONE = b"[DONE]"
@@ -36,13 +38,14 @@ class Address:
     @classmethod
     def parse(cls, url: str) -> Address:
         """Of `http://host:port[/prefix]`. Raises ServerError."""
-        parts = urlsplit(url if "//" in url else f"http://{url}")
+        wrong = ServerError(f"{url} is no address of a server; write http://HOST:PORT")
         try:
+            parts = urlsplit(url if "//" in url else f"http://{url}")
             port = parts.port
-        except ValueError:
-            port = None
+        except ValueError as error:
+            raise wrong from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ServerError(f"{url} is no address of a server; write http://HOST:PORT")
+            raise wrong
         https = parts.scheme == "https"
         prefix = parts.path.rstrip("/").removesuffix("/v1")
         return cls(
@@ -104,16 +107,11 @@ def stream(
     where, deadline = f"{address.url}{path}", Deadline(seconds)
     link = connection(address, deadline)
     try:
-        answer = ask(link, address, "POST", path, body)
+        answer, come = ask(link, address, "POST", path, body, deadline)
         if answer.status != http.client.OK:
-            raise refused(where, answer.status, answer.read())
-        while True:
-            if link.sock is not None:
-                link.sock.settimeout(deadline.left)
-            line = answer.readline()
+            raise refused(where, answer.status, b"".join(come))
+        for line in lines(come):
             came = time.perf_counter()
-            if not line:
-                raise ServerError(f"{where}: the stream ended before its last event")
             if not line.startswith(DATA):
                 continue
             said = line[len(DATA) :].strip()
@@ -123,10 +121,11 @@ def stream(
             if not isinstance(event, dict) or event.get("error"):
                 raise ServerError(f"{where}: {str(event)[:PART]}")
             yield came, event
-            if deadline.over:
-                raise TimeoutError
+        raise ServerError(f"{where}: the stream ended before its last event")
     except TimeoutError as error:
         raise ServerError(f"{where} did not finish within {seconds:g} s") from error
+    except http.client.IncompleteRead as error:
+        raise ServerError(f"{where}: the stream ended before its last event") from error
     except (OSError, http.client.HTTPException) as error:
         raise broken(where, error) from error
     finally:
@@ -140,8 +139,8 @@ def exchange(
     where = f"{address.url}{path}"
     link = connection(address, deadline)
     try:
-        answer = ask(link, address, method, path, body)
-        said = answer.read()
+        answer, come = ask(link, address, method, path, body, deadline)
+        said = b"".join(come)
     except TimeoutError as error:
         raise ServerError(f"{where} did not answer within {deadline.seconds:g} s") from error
     except (OSError, http.client.HTTPException) as error:
@@ -165,12 +164,45 @@ def ask(
     method: str,
     path: str,
     body: Mapping[str, Any] | None,
-) -> http.client.HTTPResponse:
-    """Send a request."""
+    deadline: Deadline,
+) -> tuple[http.client.HTTPResponse, Iterator[bytes]]:
+    """Send a request; its answer, whose body comes piece by piece."""
     sent = None if body is None else json.dumps(body).encode()
     headers = {"Accept": "*/*"} if body is None else {"Content-Type": "application/json"}
     link.request(method, f"{address.prefix}{path}", sent, headers)
-    return link.getresponse()
+    sock = link.sock  # which the connection gives up where the answer is to end it
+    sock.settimeout(deadline.left)
+    answer = link.getresponse()
+    return answer, pieces(answer, sock, deadline)
+
+
+def pieces(
+    answer: http.client.HTTPResponse, sock: socket.socket, deadline: Deadline
+) -> Iterator[bytes]:
+    """What comes of an answer, as it comes: a socket's own time begins anew with every byte.
+
+    Raises TimeoutError where the deadline is over before the end.
+    """
+    while not deadline.over:
+        sock.settimeout(deadline.left)
+        piece = answer.read1(PIECE)
+        if piece:
+            yield piece
+        elif answer.length:
+            raise http.client.IncompleteRead(b"", answer.length)
+        else:
+            return
+    raise TimeoutError
+
+
+def lines(come: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of what comes, without their ends."""
+    held = b""
+    for piece in come:
+        *whole, held = (held + piece).split(b"\n")
+        yield from whole
+    if held:
+        yield held
 
 
 def parsed(text: str, where: str) -> Any:
