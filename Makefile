@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 # uv reads its own settings, not pip's: pass on where pip was told to look for packages.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
-.PHONY: setup run test test-runs test-ssh test-peers check bench bench-diagnosis lab clean
+.PHONY: setup run test test-runs test-ssh test-peers test-engines check bench bench-diagnosis lab clean
 
 setup: $(VENV)/.done
 
@@ -22,7 +22,7 @@ run: setup
 # As many processes as cores; torch takes one thread in each, since more would wait for each other. In the
 # order of the folders, since by size the few long tests of the lab would begin last.
 test: setup
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n auto --maxprocesses 8 --no-loadscope-reorder -m 'not ssh and not runs and not peers'
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n auto --maxprocesses 8 --no-loadscope-reorder -m 'not ssh and not runs and not peers and not engine'
 
 # Whole commands that answer, fail, die, detach and are taken up again, what trains, and long searches.
 test-runs: setup
@@ -36,6 +36,11 @@ test-ssh: setup
 test-peers: setup
 	$(RUN) -m tests.peers.setup_peers
 	REQUIRE_PEERS=1 $(RUN) -m pytest -q -m peers
+
+# Against real SGLang and vLLM servers on this machine's processors, in environments outside the clone.
+test-engines: setup
+	$(RUN) -m tests.engines.setup_engines
+	REQUIRE_ENGINES=1 $(RUN) -m pytest -q -m engine
 
 check: setup
 	$(VENV)/bin/ruff check .

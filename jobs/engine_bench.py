@@ -175,8 +175,6 @@ class EngineBench:
         problems = list(differences(drafted.facts, self.setup.target, draft, served.ids))
         if problems:
             raise BadInput(f"engine.url={self.setup.asked['url']}: {'; '.join(problems)}")
-        for note in untold(drafted.facts):
-            self.events.note(note)
         measured.notes += untold(drafted.facts)
         ask = self.asker(requests)
         measured.starts.append(drafted)
@@ -291,6 +289,8 @@ class EngineBench:
             if own in theirs:
                 metrics[name] = theirs[own]
         agreed = compared(measured, self.levels[0])
+        for note in measured.notes:
+            self.events.note(note)
         notes = [*alone["notes"], *served.notes, *measured.notes, *self.said(measured, agreed)]
         return {
             **alone,

@@ -134,11 +134,12 @@ def is_alive(record: Fields) -> bool:
     )
 
 
-def members(record: Fields) -> list[int]:
+def members(record: Fields, known: Iterable[int] = ()) -> list[int]:
     """Living processes of the session that this `identity` leads, and all its descendants.
 
     The leader itself is left out. A child that made a session of its own is found as long as its
-    chain of parents reaches the leader, which a child-subreaper sees to.
+    chain of parents reaches the leader, which a child-subreaper sees to, or one of those `known` to
+    be members.
     """
     if boot_id() != record["boot_id"]:
         return []
@@ -151,7 +152,7 @@ def members(record: Fields) -> list[int]:
     leader = table.pop(leader_pid, None)
     if leader is not None and leader.start_ticks != record["start_ticks"]:
         return []  # somebody else's by now, and so is the session of that number
-    family = {leader_pid} if leader is not None else set()
+    family = ({leader_pid} if leader is not None else set()) | (set(known) & table.keys())
     grown = True
     while grown:
         young = {p.pid for p in table.values() if p.parent in family} - family

@@ -79,9 +79,7 @@ class Server:
 
     def look(self) -> None:
         """Remember whoever descends from it by now. Raises ServerError where it has died."""
-        for pid in members(self.leader):
-            if pid not in self._seen:
-                self._seen[pid] = identity(pid)
+        self._remember()
         if (code := self.process.poll()) is not None:
             raise ServerError(f"the server {ended(code)} after {self.seconds:.0f} s: {self.why()}")
 
@@ -105,8 +103,7 @@ class Server:
 
     def family(self) -> list[int]:
         """Its processes that live, the leader among them."""
-        for pid in members(self.leader):
-            self._seen.setdefault(pid, identity(pid))
+        self._remember()
         own = [self.process.pid] if self.process.poll() is None else []
         return [*own, *(pid for pid, who in self._seen.items() if is_alive(who))]
 
@@ -116,8 +113,7 @@ class Server:
         asked = self.family()
         send_signal(asked, signal.SIGTERM)
         stubborn = self._wait(grace_s)
-        send_signal(stubborn, signal.SIGKILL)
-        left = self._wait(GONE_S) if stubborn else []
+        left = self._wait(GONE_S, signal.SIGKILL) if stubborn else []
         return Stopped(
             seconds=time.monotonic() - began,
             asked=len(asked),
@@ -125,10 +121,20 @@ class Server:
             left=tuple(left),
         )
 
-    def _wait(self, seconds: float) -> list[int]:
-        """Who lives when all are gone, or the time is over."""
+    def _remember(self) -> None:
+        """Take in whoever descends from it by now, or from those that were seen to."""
+        living = [pid for pid, who in self._seen.items() if is_alive(who)]
+        for pid in members(self.leader, living):
+            # A number may come again, for another process.
+            if pid not in living:
+                self._seen[pid] = identity(pid)
+
+    def _wait(self, seconds: float, number: int | None = None) -> list[int]:
+        """Who lives when all are gone, or the time is over; a signal meets the newly born as well."""
         end = time.monotonic() + seconds
         while (living := self.family()) and time.monotonic() < end:
+            if number is not None:
+                send_signal(living, number)
             time.sleep(POLL_S)
         return living
 
@@ -137,7 +143,8 @@ def ended(code: int) -> str:
     """'ended with exit code 1', or by which signal."""
     if code >= 0:
         return f"ended with exit code {code}"
-    return f"was ended by {signal.Signals(-code).name}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"was ended by {known.get(-code, f'signal {-code}')}"
 
 
 def tail(log: Path) -> str:

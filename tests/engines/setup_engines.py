@@ -26,12 +26,13 @@ from functools import partial
 from pathlib import Path
 
 from tests import environments
-from tests.engines.serving import ENGINES, engine_folder, sglang_environment
+from tests.engines.serving import engine_folder, environment
 
 MODULES = {
     "sglang": "sglang.srt.entrypoints.http_server",
     "vllm": "vllm.entrypoints.openai.api_server",
 }
+ENGINES = tuple(MODULES)
 # The engines' own versions; `sglang.txt` and `vllm.txt` pin them with everything else.
 RELEASES = {"sglang": "0.5.23", "vllm": "0.32.0"}
 
@@ -60,8 +61,9 @@ def install(engine: str, folder: Path) -> None:
     file = str(requirements(engine))
     to = ("pip", "install", "--quiet", "--compile-bytecode", "--no-deps", "--python", python)
     environments.run_uv(*to, "--requirement", file)
-    environment = sglang_environment() if engine == "sglang" else {}
-    environments.check_imports(python, MODULES[engine], environment)
+    variables = environment(engine)
+    variables.pop("LD_PRELOAD", None)  # names a file of the finished folder
+    environments.check_imports(python, MODULES[engine], variables)
 
 
 def main(engines: list[str]) -> int:

@@ -1,0 +1,270 @@
+"""A server that speaks as much of SGLang's or vLLM's HTTP as the adapters ask, and fails on demand.
+
+    python fake.py -m sglang.launch_server --port 0 --model-path T [--speculative-num-steps 3 …]
+
+It says t + 1 behind t. Drafted with, its drafter is wrong where 0, 5, 10, … would be right. So behind a
+prompt that ends in 4, 9, 14, … the first token is a multiple of 5, and in chains of 3 steps the
+verifications give 4, 1, 4, 1, … tokens: 3 and 0 drafts accepted in turn, 2.5 tokens a verification.
+
+What it does wrong is named by FAULT in its environment; prompts that start with VICTIM meet it where it
+is of a request. With FAULTS_OF=drafted only a server with a drafter does it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+FAULT, FAULTS_OF = "FAKE_FAULT", "FAKE_FAULTS_OF"
+VICTIM = 7
+WRONG_EVERY = 5
+LAG_S = 0.15  # until a lagging counter counts
+
+
+class State:
+    """What the server was started with, and what it counts."""
+
+    def __init__(self, engine: str, options: argparse.Namespace) -> None:
+        self.engine, self.options, self.lock = engine, options, threading.Lock()
+        spec = json.loads(options.speculative_config or "{}")
+        self.steps = options.speculative_num_steps or spec.get("num_speculative_tokens")
+        self.drafter = options.speculative_draft_model_path or spec.get("model")
+        of = os.environ.get(FAULTS_OF)
+        self.fault = os.environ.get(FAULT) if of is None or self.drafter else None
+        self.asked = 0
+        self.counted = {"rounds": 0, "accepted": 0, "tokens": 0, "requests": 0}
+        self.stood = [0] * (self.steps or 0)
+
+    def count(self, tokens: int, walk: list[int]) -> None:
+        """Take in a request, of whose verifications each accepted so many drafts."""
+        with self.lock:
+            self.counted["rounds"] += len(walk)
+            self.counted["accepted"] += sum(walk)
+            self.counted["tokens"] += tokens
+            self.counted["requests"] += 2 if self.fault == "foreign" else 1
+            for j in range(len(self.stood)):
+                self.stood[j] += sum(accepted > j for accepted in walk)
+
+
+def walked(last: int, tokens: int, steps: int) -> list[int]:
+    """Drafts accepted in each verification, until there are `tokens` behind `last`."""
+    at, given, found = last + 1, 1, []
+    while given < tokens:
+        accepted = 0
+        while accepted < steps and (at + 1 + accepted) % WRONG_EVERY:
+            accepted += 1
+        found.append(accepted)
+        at, given = at + accepted + 1, given + accepted + 1
+    return found
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers one connection."""
+
+    protocol_version = "HTTP/1.1"
+    state: State
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Nothing: the log is for what a test looks for."""
+
+    def do_GET(self) -> None:
+        state, options = self.state, self.state.options
+        model = "/models/other" if state.fault == "other_model" else options.model
+        if state.fault == "never_ready" and self.path in ("/health_generate", "/health"):
+            self.say("still loading", 503)
+        elif self.path == "/v1/models":
+            card = {"id": model, "root": model, "max_model_len": 1024}
+            self.say(json.dumps({"data": [card]}))
+        elif self.path in ("/health_generate", "/health"):
+            self.say("")
+        elif self.path == "/version":
+            self.say(json.dumps({"version": "0.32.0"}))
+        elif self.path == "/server_info":
+            said = {
+                "version": "0.5.23",
+                "model_path": model,
+                "speculative_algorithm": options.speculative_algorithm,
+                "speculative_draft_model_path": state.drafter,
+                "speculative_num_steps": options.speculative_num_steps,
+                "speculative_eagle_topk": options.speculative_eagle_topk,
+                "speculative_num_draft_tokens": options.speculative_num_draft_tokens,
+                "internal_states": [{"avg_spec_accept_length": 2.6 if state.drafter else None}],
+            }
+            self.say(json.dumps(said))
+        elif self.path == "/metrics" and state.fault != "no_metrics":
+            self.say("\n".join(self.metrics()) + "\n")
+        else:
+            self.say("not found", 404)
+
+    def metrics(self) -> list[str]:
+        """The counters as each engine names them."""
+        state, labels = self.state, 'engine="0",model_name="m"'
+        with state.lock:
+            counted, stood = dict(state.counted), list(state.stood)
+        if state.engine == "sglang":
+            names = {
+                "sglang:num_requests_total": counted["requests"],
+                "sglang:generation_tokens_total": counted["tokens"],
+            }
+            if counted["rounds"]:
+                names["sglang:spec_verify_calls_total"] = counted["rounds"]
+            return [
+                f"# TYPE {name[:-6]} counter\n{name}{{{labels}}} {n:.1f}"
+                for name, n in names.items()
+            ]
+        # By reason, and two of them: the adapter has to add them up.
+        lines = [
+            f'vllm:request_success_total{{{labels},finished_reason="length"}} {counted["requests"]}.0',
+            f'vllm:request_success_total{{{labels},finished_reason="stop"}} 0.0',
+            f"vllm:generation_tokens_total{{{labels}}} {counted['tokens']}.0",
+        ]
+        if state.drafter:
+            spec = "vllm:spec_decode_num_"
+            drafted = counted["rounds"] * (state.steps or 0)
+            lines += [
+                f"{spec}drafts_total{{{labels}}} {counted['rounds']}.0",
+                f"{spec}draft_tokens_total{{{labels}}} {drafted}.0",
+                f"{spec}accepted_tokens_total{{{labels}}} {counted['accepted']}.0",
+                *(
+                    f'{spec}accepted_tokens_per_pos_total{{{labels},position="{j}"}} {n}.0'
+                    for j, n in enumerate(stood)
+                ),
+            ]
+        return lines
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/flush_cache":
+            self.say("Cache flushed.")
+        elif self.path == "/generate":
+            params = body["sampling_params"]
+            self.generate(body["input_ids"], params["max_new_tokens"])
+        elif self.path == "/v1/completions":
+            self.generate(body["prompt"], body["max_tokens"])
+        else:
+            self.say("not found", 404)
+
+    def generate(self, ids: list[int], tokens: int) -> None:
+        """A stream of what the target says, a verification an event."""
+        state = self.state
+        fault = state.fault if ids[0] == VICTIM else None
+        if fault == "refuses":
+            self.say(json.dumps({"error": {"message": "the prompt is too long"}}), 400)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if fault == "dies":
+            die()
+        if fault == "hangs":
+            time.sleep(600)
+        walk = walked(ids[-1], tokens, state.steps) if state.steps else []
+        # A verification may give more than is asked for, which is counted, but not sent.
+        gains = [1, *(n + 1 for n in walk)] if state.steps else [1] * tokens
+        output: list[int] = []
+        for gain in gains:
+            new = [ids[-1] + 1 + len(output) + i for i in range(gain)][: tokens - len(output)]
+            output += new
+            self.event(ids, output, new, walk, fault, last=len(output) == tokens)
+        if state.fault == "lags":
+            threading.Timer(LAG_S, state.count, (tokens, walk)).start()
+        elif state.fault != "never_counts":
+            state.count(tokens, walk)
+        if state.engine == "vllm":
+            usage = {
+                "prompt_tokens": len(ids),
+                "completion_tokens": tokens - (fault == "miscounts"),
+            }
+            self.send({"choices": [], **({} if fault == "no_usage" else {"usage": usage})})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def event(
+        self,
+        ids: list[int],
+        output: list[int],
+        new: list[int],
+        walk: list[int],
+        fault: str | None,
+        *,
+        last: bool,
+    ) -> None:
+        """One event, as SGLang (all tokens so far) or vLLM (new ones) makes it."""
+        if self.state.engine == "vllm":
+            choice: dict[str, Any] = {"text": "", "token_ids": new}
+            if fault == "no_ids":
+                del choice["token_ids"]
+            self.send({"choices": [choice]})
+            return
+        meta: dict[str, Any] = {
+            "prompt_tokens": len(ids),
+            "completion_tokens": len(output) - (last and fault == "miscounts"),
+            "finish_reason": {"type": "length"} if last else None,
+        }
+        if last and fault == "aborts":
+            meta["finish_reason"] = {"type": "abort", "message": "out of memory for its cache"}
+        if last and walk:
+            steps = self.state.steps or 0
+            meta |= {
+                "spec_verify_ct": len(walk),
+                "spec_num_correct_drafts": sum(walk),
+                "spec_num_proposed_drafts": len(walk) * steps,
+                "spec_correct_drafts_histogram": [walk.count(n) for n in range(steps + 1)],
+                "spec_accept_length": len(output) / len(walk),
+            }
+        said = new if os.environ.get("FAKE_NEW_ONLY") else output
+        self.send({"meta_info": meta, **({} if fault == "no_ids" else {"output_ids": said})})
+
+    def send(self, event: dict[str, Any]) -> None:
+        """One event of a stream."""
+        self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+        self.wfile.flush()
+
+    def say(self, text: str, status: int = 200) -> None:
+        """A whole answer."""
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+def die() -> None:
+    """As an engine does whose drafter cannot be run: the reason, then what follows from it."""
+    sys.stderr.write(
+        "Traceback (most recent call last):\n"
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x256 and 384x128)\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    sys.stderr.flush()
+    os._exit(3)
+
+
+def main(arguments: list[str]) -> None:
+    """Serve until killed; the port is the first line said."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("-m", dest="module", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--model", "--model-path", required=True)
+    for flag in ("algorithm", "draft-model-path", "config"):
+        parser.add_argument(f"--speculative-{flag}")
+    for flag in ("num-steps", "eagle-topk", "num-draft-tokens"):
+        parser.add_argument(f"--speculative-{flag}", type=int)
+    options, _ = parser.parse_known_args(arguments)
+    state = State(options.module.partition(".")[0], options)
+    if state.fault == "dies_at_start":
+        die()
+    kind = type("Asked", (Handler,), {"state": state})
+    server = ThreadingHTTPServer(("127.0.0.1", options.port), kind)
+    sys.stdout.write(f"{server.server_address[1]}\n")
+    sys.stdout.flush()
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
