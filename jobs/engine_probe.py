@@ -37,6 +37,7 @@ from jobs.inspecting import TargetLayers
 
 PROBE = "probe"
 STAGE = "probe"
+DEAD = 1.5  # an accept length below which a drafter does nothing on the states it is given
 
 
 def open_job(request: Mapping[str, Any], events: Events) -> EngineProbe:
@@ -94,6 +95,7 @@ class EngineProbe:
         for line in (*(c.in_words for c in chunks), *notes):
             self.events.note(line)
         findings = list(self.findings(told, chunks, fed))
+        where, why = fault_of(told.states, fed, served, expected["metrics"].get("accept_length"))
         metrics = {
             name: figure
             for name, figure in (
@@ -116,6 +118,8 @@ class EngineProbe:
                 "class": told.engine_class,
                 "expected": list(told.states),
                 "fed": None if fed is None else list(fed),
+                "where": where,
+                "why": why,
                 "chunks": [c.plain() for c in chunks],
                 "answers": [r.answer.plain() for r in recorded],
             },
@@ -223,18 +227,45 @@ class EngineProbe:
             if written.possible and written.ids is not None
             else written.why
         )
-        words = "; ".join(c.in_words for c in wrong)
+        seen = "chunks that are not all known" if fed is None else f"states {list(fed)}"
         return [
             Finding(
                 name="engine-feeds-other-states",
                 severity="error",
                 where=f"{named} {told.version}, class {told.engine_class}",
-                what=f"the wiring is states {list(told.states)}, but {words}",
+                what=f"the wiring is states {list(told.states)}, but what the engine feeds is {seen}",
                 effect="the drafter sees states that it was not trained on",
                 fix=(fix,),
                 evidence="run: recorded at the drafter's fc on this engine",
             )
         ]
+
+
+def fault_of(
+    expected: Sequence[int],
+    fed: Sequence[int] | None,
+    served: Rate | None,
+    alone: Mapping[str, Any] | None,
+) -> tuple[str, str]:
+    """Where the fault lies, config, engine or head, and why; 'none' and 'undecided' are answers too.
+
+    `alone` is the accept length of the drafter alone on the expected states.
+    """
+    if fed is None:
+        return "undecided", "not every chunk of fc could be named"
+    if list(fed) != list(expected):
+        return "config", f"the engine feeds states {list(fed)}, not {list(expected)}"
+    if served is None or alone is None:
+        return "undecided", f"the engine feeds states {list(fed)}, but accept lengths are not known"
+    both = (
+        f"{served.value:.2f} [{served.low:.2f}, {served.high:.2f}] is accepted there, "
+        f"{alone['value']:.2f} [{alone['low']:.2f}, {alone['high']:.2f}] alone"
+    )
+    if served.high < alone["low"]:
+        return "engine", f"it is fed as it was trained, but {both}: what is lost is lost behind fc"
+    if alone["high"] < DEAD:
+        return "head", f"it is fed as the wiring says, and {both}: the drafter itself is no better"
+    return "none", f"it is fed as the wiring says, and {both}"
 
 
 def place_of(rule: Any) -> str:

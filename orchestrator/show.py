@@ -287,6 +287,16 @@ class Show:
             if diagnosis:
                 show_diagnosis(self, diagnosis)
             show_search(self, result)
+        if probe := result.get("probe"):
+            named = probe["where"]
+            fault = (
+                "no fault"
+                if named == "none"
+                else named
+                if named == "undecided"
+                else f"fault: {named}"
+            )
+            self.line(f"{fault}; {probe['why']}", style="bold")
         if result.get("bench"):
             from orchestrator.show_bench import show_bench
 

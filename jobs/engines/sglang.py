@@ -9,9 +9,11 @@ from typing import Any
 from jobs.engines.engine import Wanted, arguments
 from jobs.engines.metrics_text import by_label, totals
 from jobs.engines.records import Answered, Counters, Facts, Request
-from jobs.engines.talk import Address, ServerError, get, get_json, post, stream
+from jobs.engines.talk import Address, Deadline, ServerError, get, get_json, post, stream
 
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN"  # makes the engine accept drafts that are wrong
+IDLE_S = 20.0  # from a request's last token to an idle scheduler
+PAUSE_S = 0.05
 OWN = (
     "model_path",
     "host",
@@ -89,8 +91,17 @@ class SGLang:
         )
 
     def forget(self, address: Address) -> None:
-        """The cache of prefixes."""
-        post(address, "/flush_cache", {}, 30.0)
+        """The cache of prefixes, once the scheduler has let go of the last request."""
+        deadline = Deadline(IDLE_S)
+        while True:
+            try:
+                post(address, "/flush_cache", {}, 30.0)
+            except ServerError:
+                if deadline.over:
+                    raise
+                time.sleep(PAUSE_S)
+            else:
+                return
 
     def ask(self, address: Address, request: Request, began: float, *, alone: bool) -> Answered:
         """/generate, streamed; the counters of the request come with its last event."""
