@@ -11,6 +11,7 @@ import json
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -105,22 +106,21 @@ def stream(
     Raises ServerError where the stream breaks off, holds an error, or takes longer than `seconds`.
     """
     where, deadline = f"{address.url}{path}", Deadline(seconds)
-    link = connection(address, deadline)
     try:
-        answer, come = ask(link, address, "POST", path, body, deadline)
-        if answer.status != http.client.OK:
-            raise refused(where, answer.status, b"".join(come))
-        for line in lines(come):
-            came = time.perf_counter()
-            if not line.startswith(DATA):
-                continue
-            said = line[len(DATA) :].strip()
-            if said == DONE:
-                return
-            event = parsed(said.decode("utf-8", "replace"), where)
-            if not isinstance(event, dict) or event.get("error"):
-                raise ServerError(f"{where}: {str(event)[:PART]}")
-            yield came, event
+        with asked(address, "POST", path, body, deadline) as (answer, come):
+            if answer.status != http.client.OK:
+                raise refused(where, answer.status, b"".join(come))
+            for line in lines(come):
+                came = time.perf_counter()
+                if not line.startswith(DATA):
+                    continue
+                said = line[len(DATA) :].strip()
+                if said == DONE:
+                    return
+                event = parsed(said.decode("utf-8", "replace"), where)
+                if not isinstance(event, dict) or event.get("error"):
+                    raise ServerError(f"{where}: {str(event)[:PART]}")
+                yield came, event
         raise ServerError(f"{where}: the stream ended before its last event")
     except TimeoutError as error:
         raise ServerError(f"{where} did not finish within {seconds:g} s") from error
@@ -128,8 +128,6 @@ def stream(
         raise ServerError(f"{where}: the stream ended before its last event") from error
     except (OSError, http.client.HTTPException) as error:
         raise broken(where, error) from error
-    finally:
-        link.close()
 
 
 def exchange(
@@ -137,43 +135,36 @@ def exchange(
 ) -> bytes:
     """One request and the whole of its answer. Raises ServerError."""
     where = f"{address.url}{path}"
-    link = connection(address, deadline)
     try:
-        answer, come = ask(link, address, method, path, body, deadline)
-        said = b"".join(come)
+        with asked(address, method, path, body, deadline) as (answer, come):
+            said = b"".join(come)
     except TimeoutError as error:
         raise ServerError(f"{where} did not answer within {deadline.seconds:g} s") from error
     except (OSError, http.client.HTTPException) as error:
         raise broken(where, error) from error
-    finally:
-        link.close()
     if answer.status != http.client.OK:
         raise refused(where, answer.status, said)
     return said
 
 
-def connection(address: Address, deadline: Deadline) -> http.client.HTTPConnection:
-    """A connection that is not open yet."""
-    kind = http.client.HTTPSConnection if address.https else http.client.HTTPConnection
-    return kind(address.host, address.port, timeout=deadline.left)
-
-
-def ask(
-    link: http.client.HTTPConnection,
+@contextmanager
+def asked(
     address: Address,
     method: str,
     path: str,
     body: Mapping[str, Any] | None,
     deadline: Deadline,
-) -> tuple[http.client.HTTPResponse, Iterator[bytes]]:
+) -> Iterator[tuple[http.client.HTTPResponse, Iterator[bytes]]]:
     """Send a request; its answer, whose body comes piece by piece."""
     sent = None if body is None else json.dumps(body).encode()
     headers = {"Accept": "*/*"} if body is None else {"Content-Type": "application/json"}
-    link.request(method, f"{address.prefix}{path}", sent, headers)
-    sock = link.sock  # which the connection gives up where the answer is to end it
-    sock.settimeout(deadline.left)
-    answer = link.getresponse()
-    return answer, pieces(answer, sock, deadline)
+    kind = http.client.HTTPSConnection if address.https else http.client.HTTPConnection
+    with closing(kind(address.host, address.port, timeout=deadline.left)) as link:
+        link.request(method, f"{address.prefix}{path}", sent, headers)
+        sock = link.sock  # which the connection hands over to an answer that is to end it
+        sock.settimeout(deadline.left)
+        with closing(link.getresponse()) as answer:
+            yield answer, pieces(answer, sock, deadline)
 
 
 def pieces(
