@@ -8,8 +8,11 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from jobs.engines.disturbance import Look, disturbances
 from jobs.engines.engine import Engine
-from jobs.engines.records import Answered, Pass, Request
-from jobs.engines.talk import Address
+from jobs.engines.records import Answered, Counters, Pass, Request
+from jobs.engines.talk import Address, ServerError
+
+COUNTED_S = 5.0  # for the counters to take in requests that have ended
+PAUSE_S = 0.01
 
 
 def run_pass(
@@ -48,16 +51,39 @@ def run_pass(
             for future in waiting:
                 future.cancel()
             answers = [future.result() for future in sorted(done, key=futures.index)]
-    ended = max(answer.sent_s + answer.latency_s for answer in answers)
-    counted = engine.counters(address).since(before)
+    counted = counted_since(engine, address, before, len(answers))
     return Pass(
         arm=arm,
         server=server,
         number=number,
         concurrency=concurrency,
         began=began,
-        wall_s=ended - min(answer.sent_s for answer in answers),
+        wall_s=under_way(answers),
         answers=tuple(answers),
         counted=counted,
         disturbed=tuple(disturbances(seen, look(), asked=len(answers), counted=counted)),
     )
+
+
+def under_way(answers: Sequence[Answered]) -> float:
+    """Seconds in which a request was under way: reading counters in between is no serving."""
+    found = until = 0.0
+    for answer in sorted(answers, key=lambda a: a.sent_s):
+        ended = answer.sent_s + answer.latency_s
+        found += max(0.0, ended - max(until, answer.sent_s))
+        until = max(until, ended)
+    return found
+
+
+def counted_since(engine: Engine, address: Address, before: Counters, requests: int) -> Counters:
+    """What a server counted; it may take in a request a moment behind its answer. Raises ServerError."""
+    end = time.monotonic() + COUNTED_S
+    while True:
+        counted = engine.counters(address).since(before)
+        if counted.requests is None or counted.requests >= requests:
+            return counted
+        if time.monotonic() > end:
+            raise ServerError(
+                f"{address.url}/metrics counts {counted.requests} of {requests} requests that have ended"
+            )
+        time.sleep(PAUSE_S)

@@ -92,7 +92,7 @@ class Pass:
     number: int  # which pass of the measurement, from 0; a baseline's and a drafter's make a pair
     concurrency: int
     began: float  # seconds since 1970
-    wall_s: float
+    wall_s: float  # in which a request was under way
     answers: tuple[Answered, ...]
     counted: Counters  # by the server, over the pass
     disturbed: tuple[str, ...] = ()  # what else went on; such a pass is repeated

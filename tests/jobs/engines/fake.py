@@ -25,6 +25,7 @@ FAULT, FAULTS_OF = "FAKE_FAULT", "FAKE_FAULTS_OF"
 VICTIM = 7
 WRONG_EVERY = 5
 LAG_S = 0.15  # until a lagging counter counts
+LATER_S = 0.6  # until it is found that the core has died
 
 
 class State:
@@ -154,6 +155,10 @@ class Handler(BaseHTTPRequestHandler):
         """A stream of what the target says, a verification an event."""
         state = self.state
         fault = state.fault if ids[0] == VICTIM else None
+        if fault == "dies_later":  # as vLLM, whose core has died
+            self.say("EngineCore encountered an issue. See stack trace (above).", 500)
+            threading.Timer(LATER_S, die).start()
+            return
         if fault == "refuses":
             self.say(json.dumps({"error": {"message": "the prompt is too long"}}), 400)
             return
