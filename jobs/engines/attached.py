@@ -28,7 +28,7 @@ def attach(engine: Engine, url: str, label: str) -> Running:
         if lacking := engine.lacking(address):
             raise ServerError(lacking)
         facts = engine.facts(address)
-    except (ServerError, KeyError, ValueError, TypeError) as error:
+    except (ServerError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise BadInput(f"engine.url={url} does not answer as {engine.name}: {error}") from error
     return Running(
         label=label,

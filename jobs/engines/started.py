@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,10 +12,11 @@ from pathlib import Path
 from jobs.engines.engine import Engine, Wanted
 from jobs.engines.ports import HOST, leased_port
 from jobs.engines.records import Facts, Request
-from jobs.engines.server import Server
+from jobs.engines.server import POLL_S, Server
 from jobs.engines.talk import Address, ServerError
 
 Say = Callable[[str], None]
+DYING_S = 10.0  # from a request's failure to its server's end: vLLM looks after its core every 5 s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +36,14 @@ class Running:
         return [os.getpid(), *(self.server.family() if self.server else ())]
 
     def reason(self, error: ServerError) -> ServerError:
-        """The error of a request, or what the server died of, where it has."""
+        """The error of a request, or what the server died of, where it has or is about to."""
         if self.server is None:
             return error
+        end = time.monotonic() + DYING_S
         try:
-            self.server.look()
+            while time.monotonic() < end:
+                self.server.look()
+                time.sleep(POLL_S)
         except ServerError as died:
             return ServerError(f"{self.label}: {died}")
         return ServerError(f"{self.label}: {error}")
