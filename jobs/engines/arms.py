@@ -147,7 +147,14 @@ def block(
     """So many passes of one server at every concurrency."""
     for number in range(passes):
         for level in levels:
-            measured.passes.append(ask(running, level, number))
+            found = ask(running, level, number)
+            measured.passes.append(found)
+            if found.disturbed:
+                why = "; ".join(found.disturbed)
+                measured.notes.append(
+                    f"pass {number} of {running.label} at {level} at once was disturbed ({why}); where "
+                    "others were not, it is left out"
+                )
 
 
 def said_disturbed(pair: Sequence[Pass], *, again: bool) -> str:

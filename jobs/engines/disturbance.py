@@ -24,8 +24,11 @@ class Look:
     gpu_pids: frozenset[int] | None = None  # others' processes there; None: no GPU was asked
 
 
-def look(own: Iterable[int], gpu_pids: frozenset[int] | None = None) -> Look:
-    """The state now; `own` are the pids of the server and of whoever asks it."""
+def look(own: Iterable[int] | None, gpu_pids: frozenset[int] | None = None) -> Look:
+    """The state now; `own` are the pids of our servers and of whoever asks them.
+
+    None: the server is a person's own, whose pids are not known, so that nobody's work is foreign.
+    """
     ticks = os.sysconf("SC_CLK_TCK")
     fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
     user, nice, system, _, _, irq, softirq, steal = map(int, fields[:8])
@@ -33,7 +36,7 @@ def look(own: Iterable[int], gpu_pids: frozenset[int] | None = None) -> Look:
     return Look(
         at=time.monotonic(),
         busy=busy / ticks,
-        own=sum(used(pid) for pid in set(own)) / ticks,
+        own=(busy if own is None else sum(used(pid) for pid in set(own))) / ticks,
         gpu_pids=gpu_pids,
     )
 

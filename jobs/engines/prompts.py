@@ -49,10 +49,9 @@ def check(prompts: Sequence[Prompt], vocab: int) -> None:
     for prompt in prompts:
         if not prompt.ids:
             raise BadInput(f"prompt {prompt.name} holds no tokens")
-        if not 0 <= min(prompt.ids) <= max(prompt.ids) < vocab:
+        if outside := [token for token in prompt.ids if not 0 <= token < vocab]:
             raise BadInput(
-                f"prompt {prompt.name} holds token {max(prompt.ids)}, but the target's vocabulary has "
-                f"{vocab}"
+                f"prompt {prompt.name} holds token {outside[0]}, but the target's vocabulary has {vocab}"
             )
         if prompt.new_tokens < 2:
             raise BadInput(
@@ -79,4 +78,4 @@ def looks_random(prompts: Sequence[Prompt], vocab: int) -> bool:
 def notes(prompts: Sequence[Prompt]) -> list[str]:
     """What a reader should know of them."""
     again = len(prompts) - len({prompt.ids for prompt in prompts})
-    return [f"{again} of {len(prompts)} prompts are asked twice"] if again else []
+    return [f"{again} of {len(prompts)} prompts repeat earlier ones"] if again else []
