@@ -63,22 +63,23 @@ def differences(
     if facts.drafter is not None and ids is not None:
         own = served_ids(Path(facts.drafter))
         if own is not None and list(own) != list(ids):
+            named = f"the layer ids {list(own)}" if own else "no layer ids"
             yield (
-                f"its drafter {facts.drafter} names the layer ids {list(own)}, but the wiring is "
-                f"{list(ids)} there"
+                f"its drafter {facts.drafter} names {named}, but the wiring is {list(ids)} there"
             )
 
 
 def served_ids(folder: Path) -> Sequence[int] | None:
-    """The ids in a served drafter's config.json; None where it cannot be read from here."""
+    """The ids in a served drafter's config.json, where SGLang looks, which alone names its drafter;
+    None where it cannot be read from here.
+    """
     try:
         config: Mapping[str, Any] = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         return None
     block = config.get("eagle_config")
     ids = block.get("eagle_aux_hidden_state_layer_ids") if isinstance(block, Mapping) else None
-    ids = ids or config.get("eagle_aux_hidden_state_layer_ids")
-    return ids if isinstance(ids, list) else None
+    return ids if isinstance(ids, list) else []
 
 
 def untold(facts: Facts) -> list[str]:

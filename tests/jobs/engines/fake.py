@@ -76,17 +76,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         state, options = self.state, self.state.options
+        sglang = state.engine == "sglang"
         model = "/models/other" if state.fault == "other_model" else options.model
         if state.fault == "never_ready" and self.path in ("/health_generate", "/health"):
             self.say("still loading", 503)
         elif self.path == "/v1/models":
             card = {"id": model, "root": model, "max_model_len": 1024}
             self.say(json.dumps({"data": [card]}))
-        elif self.path in ("/health_generate", "/health"):
+        elif self.path == "/health" or (self.path == "/health_generate" and sglang):
             self.say("")
-        elif self.path == "/version":
+        elif self.path == "/version" and not sglang:
             self.say(json.dumps({"version": "0.32.0"}))
-        elif self.path == "/server_info":
+        elif self.path == "/server_info" and sglang:
             said = {
                 "version": "0.5.23",
                 "model_path": model,

@@ -1,0 +1,191 @@
+"""A server that a person runs is checked, told of, and left alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle3.errors import BadInput
+from jobs.engines.attached import attach, differences, untold
+from jobs.engines.engine import Draft
+from jobs.engines.records import Facts
+from tests.jobs.engines.conftest import ENGINES, Serve
+
+BOTH = pytest.mark.parametrize("name", ["sglang", "vllm"])
+IDS = (-1, 2, 30)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "target"
+
+
+@pytest.fixture
+def anything() -> Iterator[str]:
+    """A server that answers `[]` to everything."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"[]")
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def write_ids(folder: Path, ids: list[int] | None, place: str = "eagle_config") -> None:
+    """A drafter's config.json with these ids."""
+    folder.mkdir(exist_ok=True)
+    key = "eagle_aux_hidden_state_layer_ids"
+    block: dict[str, Any] = {} if ids is None else {key: ids}
+    (folder / "config.json").write_text(json.dumps({place: block} if place else block))
+
+
+@BOTH
+def test_a_running_server_is_attached_by_its_address(
+    name: str, serve: Serve, draft: Draft, target: Path
+) -> None:
+    address = serve(name, draft=draft)
+    for url in (address.url, f"127.0.0.1:{address.port}", f"{address.url}/v1"):
+        running = attach(ENGINES[name](), url, "speculative")
+        assert running.facts.model == str(target)
+        assert (running.server, running.command) == (None, ())
+    assert list(differences(running.facts, target, draft, IDS)) == []
+
+
+def test_sglang_tells_its_flags_and_vllm_does_not(serve: Serve, draft: Draft) -> None:
+    sglang = attach(ENGINES["sglang"](), serve(draft=draft).url, "speculative").facts
+    assert sglang.drafter == str(draft.folder)
+    assert sglang.printed_accept_length == 2.6
+    assert untold(sglang) == []
+    vllm = attach(ENGINES["vllm"](), serve("vllm", draft=draft).url, "speculative").facts
+    (words,) = untold(vllm)
+    assert words.startswith("vllm does not tell its flags or its drafter")
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "words"),
+    [("sglang", "vllm", "/health_generate"), ("vllm", "sglang", "/version")],
+)
+def test_another_engine_at_the_address_is_refused(
+    asked: str, there: str, words: str, serve: Serve
+) -> None:
+    url = serve(there).url
+    with pytest.raises(
+        BadInput, match=rf"engine\.url={url} does not answer as {asked}: .*({words})"
+    ):
+        attach(ENGINES[asked](), url, "speculative")
+
+
+@BOTH
+def test_a_server_of_another_kind_is_refused(name: str, anything: str) -> None:
+    with pytest.raises(BadInput, match=rf"^engine\.url={anything} does not answer as {name}: "):
+        attach(ENGINES[name](), anything, "speculative")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:1", "http://gpu8:port", "ftp://gpu8"])
+def test_an_address_at_which_nobody_answers_is_refused(url: str) -> None:
+    with pytest.raises(BadInput, match=rf"^engine\.url={re.escape(url)} does not answer as sglang"):
+        attach(ENGINES["sglang"](), url, "speculative")
+
+
+def facts(target: Path, drafter: Path | None = None, **flags: Any) -> Facts:
+    """Of an SGLang with a chain of three steps."""
+    usual = {
+        "speculative_algorithm": "EAGLE3",
+        "speculative_num_steps": 3,
+        "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": 4,
+    }
+    return Facts(
+        engine="sglang",
+        version="0.5.23",
+        model=str(target),
+        drafter=None if drafter is None else str(drafter),
+        flags={**usual, **flags},
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({}, []),
+        ({"speculative_algorithm": "EAGLE"}, []),
+        ({"speculative_algorithm": None}, ["its speculative_algorithm is None, not EAGLE3"]),
+        ({"speculative_algorithm": "NGRAM"}, ["its speculative_algorithm is NGRAM, not EAGLE3"]),
+        (
+            {"speculative_num_steps": 5, "speculative_num_draft_tokens": 6},
+            [
+                "its speculative_num_steps is 5, but the job asks for 3",
+                "its speculative_num_draft_tokens is 6, but the job asks for 4",
+            ],
+        ),
+        (
+            {"speculative_eagle_topk": 4},
+            ["its speculative_eagle_topk is 4, but the job asks for 1"],
+        ),
+    ],
+)
+def test_flags_that_are_not_the_hypothesis_are_named(
+    flags: dict[str, Any], words: list[str], target: Path, draft: Draft
+) -> None:
+    assert list(differences(facts(target, **flags), target, draft, IDS)) == words
+
+
+def test_another_model_is_named(tmp_path: Path, target: Path, draft: Draft) -> None:
+    assert list(differences(facts(tmp_path / "x"), target, draft, IDS)) == [
+        f"it serves the model {tmp_path / 'x'}, not {target}"
+    ]
+
+
+def test_a_baseline_must_not_draft(target: Path) -> None:
+    plain = facts(target, speculative_algorithm=None)
+    assert list(differences(plain, target, None, None)) == []
+    assert list(differences(facts(target), target, None, None)) == [
+        "it drafts (EAGLE3), but is to be the baseline"
+    ]
+
+
+def test_ids_other_than_the_wirings_are_named(target: Path, draft: Draft, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    write_ids(mine, [-1, 2, 30])
+    assert list(differences(facts(target, mine), target, draft, IDS)) == []
+    write_ids(mine, [2, 30, 58])
+    assert list(differences(facts(target, mine), target, draft, IDS)) == [
+        f"its drafter {mine} names the layer ids [2, 30, 58], but the wiring is [-1, 2, 30] there"
+    ]
+
+
+@pytest.mark.parametrize("place", ["", "dflash_config"])
+def test_ids_where_the_engine_does_not_look_are_none(
+    place: str, target: Path, draft: Draft, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    write_ids(mine, [-1, 2, 30], place)
+    assert list(differences(facts(target, mine), target, draft, IDS)) == [
+        f"its drafter {mine} names no layer ids, but the wiring is [-1, 2, 30] there"
+    ]
+
+
+def test_a_drafter_that_cannot_be_read_from_here_is_not_held_against_it(
+    target: Path, draft: Draft, tmp_path: Path
+) -> None:
+    assert list(differences(facts(target, tmp_path / "elsewhere"), target, draft, IDS)) == []
+    write_ids(tmp_path / "mine", [2, 30, 58])
+    assert list(differences(facts(target, tmp_path / "mine"), target, draft, None)) == []
