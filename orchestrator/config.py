@@ -165,6 +165,7 @@ def resolve(cfg: DictConfig, hydra: Any) -> Resolved:
     check_whose_metrics(resolved)
     check_search(resolved)
     check_bench(resolved)
+    check_filed(resolved.get("engine", {}))
     check_host(resolved["host"])
     for number, word in enumerate(resolved["job"].get("args", ())):
         if SECRET_VALUE.search(word):
@@ -221,6 +222,17 @@ def check_whose_metrics(config: Mapping[str, Any]) -> None:
             f"job.metrics={','.join(theirs)} is of a drafter as it was trained; leave it out with "
             f"{', '.join(switches)}"
         )
+
+
+def check_filed(engine: Mapping[str, Any]) -> None:
+    """No secret in what an engine is started or asked with, which is filed as well."""
+    for key in ("env", "flags"):
+        for name, value in engine.get(key, {}).items():
+            if SECRET_NAME.search(name.replace("-", "_")) or SECRET_VALUE.search(str(value)):
+                raise InputError(f"engine.{key}.{name} {FILED}")
+    for key in ("url", "baseline_url"):
+        if SECRET_VALUE.search(engine.get(key) or ""):
+            raise InputError(f"engine.{key} {FILED}")
 
 
 def check_host(host: Mapping[str, Any]) -> None:

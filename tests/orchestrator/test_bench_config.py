@@ -1,0 +1,247 @@
+"""What a benchmark of an engine may be set to, and what it asks of a host."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hydra.errors import HydraException
+
+from orchestrator.check_bench import ENGINES, NOT_READ, OF_SERVERS
+from orchestrator.errors import InputError
+from orchestrator.plan import inputs_of
+from tests.orchestrator.test_config import resolved
+from tests.orchestrator.test_plan import DUMP, WIRED, request
+
+JOB = "engine_bench"
+SGLANG = (f"job={JOB}", "engine=sglang", *WIRED)
+VLLM = (f"job={JOB}", "engine=vllm", *WIRED)
+URL = "engine.url='http://gpu8:30000'"
+
+
+def test_a_benchmark_is_asked_with_its_engine_its_draft_and_its_budget() -> None:
+    asked = request(*SGLANG, *DUMP, "drafter=path", "drafter.path=/models/mine")
+    assert asked["job"] == "engine_bench"
+    assert asked["engine"] == {
+        "name": "sglang",
+        "version": None,
+        "engine_class": None,
+        "checkout": None,
+        "flags": {},
+        "ids": None,
+        "accept_length": None,
+        "python": None,
+        "env": {},
+        "url": None,
+        "baseline_url": None,
+    }
+    assert [asked[key] for key in ("steps", "topk", "draft_tokens")] == [4, 1, None]
+    assert (asked["concurrency"], asked["max_prompts"]) == ([1], 16)
+    assert asked["budget"] == {
+        "pairs": 8,
+        "least": 3,
+        "precision": 0.03,
+        "minutes": 30.0,
+        "restarts": 4,
+        "repeats": 3,
+    }
+    (case,) = asked["cases"]
+    assert (case["wiring"]["layers"], case["wiring"]["convention"]) == ([-1, 2, 30], "output")
+    assert asked["inputs"]["drafter"] == {"path": "/models/mine", "layout": None}
+    assert asked["inputs"]["prompts"] is None
+
+
+def test_what_the_machine_is_told_is_told_once() -> None:
+    asked = request(*SGLANG, "job.timeout_s=60", "job.threads=3")
+    assert (asked["timeout_s"], asked["threads"], asked["device"]) == (60.0, 3, "auto")
+
+
+def test_prompts_of_ones_own_are_pushed_and_named(tmp_path: Path) -> None:
+    file = tmp_path / "asked.jsonl"
+    file.write_text(json.dumps({"input_ids": [1, 2, 3]}) + "\n")
+    config = resolved(*SGLANG, f"job.prompts='{file}'").config
+    found = inputs_of(config)["asked"]
+    assert (found.path, found.file) == (str(file), "asked.jsonl")
+    assert found.tree is not None
+    asked = request(*SGLANG, f"job.prompts='{file}'")
+    assert asked["inputs"]["prompts"].endswith("asked.jsonl")
+    assert "prompts" not in {*asked} - {"inputs"}
+
+
+def test_prompts_that_are_not_there_are_an_error() -> None:
+    with pytest.raises(InputError, match=r"job\.prompts"):
+        inputs_of(resolved(*SGLANG, "job.prompts=/nowhere/asked.jsonl").config)
+
+
+def test_flags_and_environment_of_ones_own_are_handed_on() -> None:
+    asked = request(
+        *SGLANG,
+        *("+engine.flags={mem_fraction_static: 0.4, disable_cuda_graph: true}",),
+        *("+engine.env={OMP_NUM_THREADS: '1'}", "engine.python=/opt/sglang/bin/python"),
+        *("job.concurrency=[1,8]", "job.topk=4", "job.draft_tokens=16"),
+    )
+    assert asked["engine"]["flags"] == {"mem_fraction_static": 0.4, "disable_cuda_graph": True}
+    assert asked["engine"]["env"] == {"OMP_NUM_THREADS": "1"}
+    assert asked["engine"]["python"] == "/opt/sglang/bin/python"
+    assert (asked["concurrency"], asked["topk"], asked["draft_tokens"]) == ([1, 8], 4, 16)
+
+
+def test_a_server_of_ones_own_is_handed_on() -> None:
+    asked = request(*VLLM, URL, "engine.baseline_url='http://gpu8:30001'")["engine"]
+    assert (asked["url"], asked["baseline_url"]) == ("http://gpu8:30000", "http://gpu8:30001")
+    assert request(*VLLM, URL)["engine"]["baseline_url"] is None
+
+
+def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
+    assert request(*VLLM, "job.steps=3", "job.draft_tokens=4")["draft_tokens"] == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        # The engine.
+        (
+            [f"job={JOB}", *WIRED],
+            "job=engine_bench starts and asks sglang and vllm; name the engine: engine=sglang",
+        ),
+        ([f"job={JOB}", "engine=tensorrt_llm", *WIRED], "starts and asks sglang and vllm"),
+        ([f"job={JOB}", "engine=llama_cpp", *WIRED], "starts and asks sglang and vllm"),
+        (
+            [*SGLANG, "engine.checkout=/src/sglang"],
+            "engine.checkout is not read by job=engine_bench; leave it out",
+        ),
+        (
+            [*SGLANG, "engine.ids=[-1,2,30]"],
+            "engine.ids is not read by job=engine_bench; the wiring says which states are fed; leave "
+            "it out",
+        ),
+        ([*SGLANG, "engine.accept_length=2.5"], "engine.accept_length is not read by"),
+        (
+            ["job=engine_probe", "engine=sglang", *WIRED, URL],
+            "engine.url is not read by job=engine_probe; what a running server feeds cannot be",
+        ),
+        # The draft.
+        (
+            [*SGLANG, "job.steps=3", "job.draft_tokens=6"],
+            "job.draft_tokens is 6, but a chain (job.topk=1) of 3 steps has 4 tokens; leave it out",
+        ),
+        (
+            [*SGLANG, "job.topk=2"],
+            "job.topk is more than 1; say how many tokens the tree has: job.draft_tokens=N",
+        ),
+        (
+            [*VLLM, "job.topk=2", "job.draft_tokens=6"],
+            "job.topk=2 is a tree, which vllm does not draft; set job.topk=1",
+        ),
+        # The servers.
+        (
+            [*SGLANG, "engine.baseline_url='http://gpu8:30001'"],
+            "engine.baseline_url stands without engine.url; name both servers, or none",
+        ),
+        (
+            [*SGLANG, URL, "engine.python=/opt/python"],
+            "engine.python is for servers that are started, but engine.url names one that runs",
+        ),
+        ([*SGLANG, URL, "+engine.env={A: b}"], "engine.env is for servers that are started"),
+        ([*SGLANG, URL, "+engine.flags={a: b}"], "engine.flags is for servers that are started"),
+        # How much is asked.
+        (
+            [*SGLANG, "job.concurrency=[]"],
+            "job.concurrency is []; name each level once, from 1 up: [1,8,32]",
+        ),
+        ([*SGLANG, "job.concurrency=[0,1]"], "job.concurrency is [0, 1]; name each level once"),
+        ([*SGLANG, "job.concurrency=[8,8]"], "job.concurrency is [8, 8]; name each level once"),
+        (
+            [*SGLANG, "job.concurrency=[1,32]"],
+            "job.concurrency asks 32 prompts at once, but job.max_prompts is 16; ask more prompts",
+        ),
+        (
+            [*SGLANG, "job.budget.least=9"],
+            "job.budget.least is more than job.budget.pairs",
+        ),
+        *(
+            ([*SGLANG, f"job.{key}={value}"], f"job.{key} is {value}, but must be at least")
+            for key, value in (
+                ("steps", 0),
+                ("topk", 0),
+                ("draft_tokens", 1),
+                ("max_prompts", 0),
+                ("new_tokens", 1),
+                ("budget.pairs", 0),
+                ("budget.least", 0),
+                ("budget.restarts", 0),
+                ("budget.repeats", -1),
+            )
+        ),
+        # What would be filed.
+        ([*SGLANG, "+engine.env={HF_TOKEN: abc}"], "engine.env.HF_TOKEN looks like a secret"),
+        (
+            [*SGLANG, "+engine.env={A: hf_abcdefghijklmnop}"],
+            "engine.env.A looks like a secret",
+        ),
+        ([*SGLANG, "+engine.flags={api-key: abc}"], "engine.flags.api-key looks like a secret"),
+        (
+            [*SGLANG, "engine.url='http://me:word@gpu8:30000'"],
+            "engine.url looks like a secret",
+        ),
+    ],
+)
+def test_what_will_not_do_is_one_clear_error(overrides: list[str], words: str) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        resolved(*overrides)
+
+
+def test_flags_that_only_sound_like_secrets_are_none() -> None:
+    resolved(*SGLANG, "+engine.flags={max_total_tokens: 8192, tokenizer_path: /t, key_dim: 1}")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "engine.python=/opt/python",
+        "+engine.env={A: b}",
+        URL,
+        "engine.baseline_url='http://gpu8:30001'",
+    ],
+)
+def test_a_diagnosis_is_told_nothing_of_servers(override: str) -> None:
+    key = re.sub(r"^\+|=.*", "", override)
+    words = re.escape(f"{key} is read by job=engine_bench and job=engine_probe; leave it out")
+    with pytest.raises(InputError, match=words):
+        resolved("job=diagnose", "engine=sglang", "engine.version=0.5.12", override)
+    asked = request("job=diagnose", "engine=sglang", "engine.version=0.5.12")["engine"]
+    assert asked.keys().isdisjoint(OF_SERVERS)
+    assert set(NOT_READ[JOB]) <= asked.keys()
+
+
+@pytest.mark.parametrize("job", ["drafter_test", "inspect_data", "wiring_search"])
+def test_a_job_without_an_engine_reads_none_of_its_settings(job: str) -> None:
+    wired = WIRED if job == "drafter_test" else ()
+    with pytest.raises(InputError, match=r"engine\.python is set by an override, but the job"):
+        resolved(f"job={job}", *wired, "engine.python=/opt/python")
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["job.truth=next_token", "job.metrics=[ours]", "job.budget.hours=1", "job.tree.topk=1"],
+)
+def test_a_setting_that_nobody_reads_is_refused(override: str) -> None:
+    with pytest.raises((InputError, HydraException)):
+        resolved(*SGLANG, override)
+
+
+def test_a_benchmark_needs_its_wiring() -> None:
+    with pytest.raises(InputError, match=r"not set: wiring\.convention, wiring\.layers"):
+        resolved(f"job={JOB}", "engine=sglang")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "metric",
+    ["accept_length", "accept_length_standalone", "tok_s", "tok_s_baseline", "speedup"],
+)
+def test_what_it_measures_may_be_predicted(engine: str, metric: str) -> None:
+    found = resolved(f"job={JOB}", f"engine={engine}", *WIRED, f"predict='{metric} >= 1.5'")
+    assert found.config["predict"] == f"{metric} >= 1.5"
