@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from eagle3.errors import BadInput
@@ -120,12 +121,12 @@ class EngineBench:
     ) -> None:
         """Start servers, as many at a time as there is room for."""
         fewer = None
-        if draft is not None and self.request["advice"] and self.steps > 1:
+        if draft is not None and self.request["advice"] and self.steps > 1 and self.topk == 1:
             fewer = self.setup.draft(draft.folder, 1)
         lacking = why_no_room(
             self.alone.device, self.setup.target, self.setup.source(), self.setup.asked["flags"]
         )
-        ask = self.asker(requests)
+        ask = self.asker(requests, measured)
         levels, budget = self.levels, self.budget
         starts = (2 if lacking is None else 3) + (fewer is not None)
         self.events.note(
@@ -176,7 +177,7 @@ class EngineBench:
         if problems:
             raise BadInput(f"engine.url={self.setup.asked['url']}: {'; '.join(problems)}")
         measured.notes += untold(drafted.facts)
-        ask = self.asker(requests)
+        ask = self.asker(requests, measured)
         measured.starts.append(drafted)
         self.warm(ask, drafted)
         if (url := self.setup.asked["baseline_url"]) is None:
@@ -189,17 +190,20 @@ class EngineBench:
         self.warm(ask, plain)
         together(plain, drafted, ask, self.levels, self.budget, measured)
 
-    def asker(self, requests: Sequence[Request]) -> Callable[[Running, int, int], Pass]:
+    def asker(
+        self, requests: Sequence[Request], measured: Measured
+    ) -> Callable[[Running, int, int], Pass]:
         """What asks a server all prompts once."""
 
         def ask(running: Running, concurrency: int, number: int) -> Pass:
             what = f"{ASKED} {running.label}, {concurrency} at once, pass {number}"
-            done = 0
+            done, one_at_a_time = 0, Lock()
 
             def tick() -> None:
                 nonlocal done
-                done += 1
-                self.events.progress(what, done, len(requests))
+                with one_at_a_time:
+                    done += 1
+                    self.events.progress(what, done, len(requests))
 
             try:
                 return run_pass(
@@ -210,7 +214,7 @@ class EngineBench:
                     server=running.number,
                     number=number,
                     concurrency=concurrency,
-                    look=lambda: look(running.pids()),
+                    look=lambda: look(measured.pids()),
                     tick=tick,
                 )
             except ServerError as error:

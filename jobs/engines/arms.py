@@ -38,6 +38,14 @@ class Measured:
     starts: list[Running] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def pids(self) -> set[int] | None:
+        """Of all servers and of this process, which asks them: an idle one beside that which is asked
+        may be busy waiting. None where one is a person's own, whose processes are not known.
+        """
+        if any(running.server is None for running in self.starts):
+            return None
+        return {pid for running in self.starts for pid in running.pids()}
+
     def of(self, arm: str, concurrency: int, server: int | None = None) -> list[Pass]:
         """The passes of an arm in their order, disturbed ones left out where others are left."""
         found = [

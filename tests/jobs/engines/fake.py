@@ -253,6 +253,9 @@ def die() -> None:
 
 def main(arguments: list[str]) -> None:
     """Serve until killed; the port is the first line said."""
+    if arguments[0] == "-I":  # in an interpreter's place it is asked for its release
+        sys.stdout.write("0.5.23\n" if "sglang" in arguments else "0.32.0\n")
+        return
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("-m", dest="module", required=True)
     parser.add_argument("--port", type=int, required=True)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from jobs.engines.arms import Measured
+from jobs.engines.attached import attach
 from jobs.engines.disturbance import Look
 from jobs.engines.engine import Draft, Wanted
 from jobs.engines.load import run_pass
@@ -17,7 +19,7 @@ from jobs.engines.records import Facts, Request
 from jobs.engines.started import Patience, Running, served_by_other, started
 from jobs.engines.talk import Address, ServerError, get
 from tests.jobs.engines import fake
-from tests.jobs.engines.conftest import ENGINES
+from tests.jobs.engines.conftest import ENGINES, Serve
 from tests.jobs.engines.made import request
 
 BOTH = pytest.mark.parametrize("name", ["sglang", "vllm"])
@@ -206,6 +208,18 @@ def test_a_folder_may_be_named_in_another_way(tmp_path: Path, begin: Begin, draf
         )
         with pytest.raises(ServerError, match=r"its drafter is .*/drafter, not "):
             served_by_other(running.facts, other, running.address)
+
+
+def test_whose_work_is_ours_is_known_of_servers_that_were_started(
+    begin: Begin, serve: Serve, draft: Draft
+) -> None:
+    with begin() as plain, begin("sglang", draft) as drafted:
+        assert plain.server is not None
+        assert drafted.server is not None
+        pids = {os.getpid(), plain.server.process.pid, drafted.server.process.pid}
+        assert Measured(starts=[plain, drafted]).pids() == pids
+        attached = attach(ENGINES["sglang"](), serve(draft=draft).url, "speculative")
+        assert Measured(starts=[plain, attached]).pids() is None
 
 
 def test_what_fails_while_one_stands_does_not_leave_it_standing(

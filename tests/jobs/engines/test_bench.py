@@ -1,0 +1,261 @@
+"""The job as a whole, with a fake engine: what is started, asked, told and left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eagle3.errors import BadInput
+from jobs.engine_bench import open_job
+from jobs.engines import room
+from jobs.engines.engine import Draft
+from jobs.engines.sglang import SIMULATED
+from jobs.engines.talk import Address, get
+from jobs.events import Events
+from tests.jobs.engines import fake
+from tests.jobs.engines.conftest import Serve
+from tests.jobs.test_drafter_test import LAYERS, STATES, WIRING, Desk
+
+BOTH = pytest.mark.parametrize("name", ["sglang", "vllm"])
+PROMPTS, TOKENS, STEPS = 4, 21, 3
+KEY = "eagle_aux_hidden_state_layer_ids"
+
+
+class Bench:
+    """The files of a test, and the job on them."""
+
+    def __init__(self, folder: Path, python: str) -> None:
+        self.desk, self.python, self.folder = Desk(folder), python, folder
+        self.prompts = folder / "asked.jsonl"
+        self.ask([[1, 9, 4 + 5 * n] for n in range(PROMPTS)])
+
+    def ask(self, prompts: list[list[int]]) -> None:
+        self.prompts.write_text("".join(json.dumps({"input_ids": p}) + "\n" for p in prompts))
+
+    def run(
+        self,
+        name: str = "sglang",
+        engine: dict[str, Any] | None = None,
+        budget: dict[str, Any] | None = None,
+        layers: tuple[int, ...] = (0, 3, 5),
+        **settings: Any,
+    ) -> dict[str, Any]:
+        data = {"path": str(self.desk.data), "states": STATES, "layout": None, "damaged": "fail"}
+        ends = {"pairs": 2, "least": 2, "precision": 0.0, "minutes": 60.0, "restarts": 4}
+        asked: dict[str, Any] = {
+            **{"name": name, "version": None, "engine_class": None, "flags": {}, "env": {}},
+            **{"python": self.python, "url": None, "baseline_url": None},
+        }
+        request = {
+            **{"device": "cpu", "steps": STEPS, "topk": 1, "draft_tokens": None, "seed": 0},
+            **{"max_prompts": 16, "new_tokens": TOKENS, "ignore_eos": True, "concurrency": [1]},
+            **{"control": False, "advice": True},
+            **{"start_s": 60.0, "first_s": 30.0, "request_s": 30.0},
+            "engine": {**asked, **(engine or {})},
+            "budget": {**ends, "repeats": 0, **(budget or {})},
+            "inputs": {
+                "target": {"path": str(self.desk.target), "layout": "hf", "made": ""},
+                "drafter": {"path": str(self.desk.drafter), "layout": None},
+                "data": {**data, "target_argmax": None},
+                "prompts": str(self.prompts),
+            },
+            **settings,
+        }
+        with Events(self.folder / "events.jsonl") as events:
+            job = open_job(request, events)
+            return job.run_case({"case_id": "a", "wiring": {**WIRING, "layers": layers}})
+
+    def said(self) -> str:
+        return (self.folder / "events.jsonl").read_text()
+
+    def served(self) -> dict[str, Any]:
+        """The config.json that the engine was given."""
+        found: dict[str, Any] = json.loads(
+            (self.folder / "engine" / "drafter" / "config.json").read_text()
+        )
+        return found
+
+
+@pytest.fixture
+def bench(tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(room, "memory", lambda: {"available": 1 << 40})
+    return Bench(tmp_path, python)
+
+
+@pytest.fixture
+def cramped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Without room for two servers."""
+    monkeypatch.setattr(room, "memory", lambda: {"available": 1 << 30})
+    return bench
+
+
+def arms(result: dict[str, Any]) -> list[tuple[str, int]]:
+    return [(server["label"], server["start"]) for server in result["bench"]["servers"]]
+
+
+@BOTH
+def test_the_accept_length_is_what_the_engine_does_beside_what_the_drafter_does_alone(
+    name: str, bench: Bench
+) -> None:
+    result = bench.run(name)
+    # In verifications of 4, 1, 4, 1, … for each prompt in each of two passes.
+    length = result["metrics"]["accept_length"]
+    assert length["value"] == 2.5
+    assert (length["numerator"], length["denominator"]) == (20 * PROMPTS * 2, 8 * PROMPTS * 2)
+    assert {"accuracy", "tok_s", "tok_s_baseline", "speedup"} <= (result["metrics"].keys())
+    found = result["bench"]
+    assert (found["ids"], found["states"]) == (
+        [-1, 2, 4] if name == "sglang" else [0, 3, 5],
+        [0, 3, 5],
+    )
+    assert arms(result) == [("baseline", 0), ("speculative", 0), ("fewer_steps", 0)]
+    assert found["agreement"]["speculative"] == {"prompts": PROMPTS, "same": PROMPTS, "first": []}
+    json.dumps(result, allow_nan=False)
+
+
+def test_break_even_and_advice_follow_from_what_was_measured(bench: Bench) -> None:
+    (level,) = bench.run()["bench"]["levels"]
+    limits = level["limits"]
+    assert limits["break_even"] == pytest.approx(limits["round_s"] / limits["step_s"])
+    assert level["per_position"] == [0.5, 0.5, 0.5]
+    assert set(level["advice"]["by_steps"]) == {"0", "1", "2", "3"}
+
+
+@BOTH
+def test_the_engine_is_given_the_wirings_ids_and_the_drafter_stays_as_it_is(
+    name: str, bench: Bench
+) -> None:
+    config = bench.desk.drafter / "config.json"
+    before = config.read_bytes()
+    bench.run(name, advice=False)
+    served = bench.served()
+    assert (served["eagle_config"] if name == "sglang" else served)[KEY] == (
+        [-1, 2, 4] if name == "sglang" else [0, 3, 5]
+    )
+    assert config.read_bytes() == before
+
+
+def test_nothing_that_was_started_is_left(
+    bench: Bench, is_running: Callable[[int], bool], eventually: Callable[..., Any]
+) -> None:
+    bench.run()
+    notes = [json.loads(line).get("text", "") for line in bench.said().splitlines()]
+    pids = [int(n.partition("(pid ")[2].partition(",")[0]) for n in notes if "is starting" in n]
+    assert len(pids) == 3
+    assert [pid for pid in pids if is_running(pid)] == []
+
+
+def test_without_room_for_two_one_stands_at_a_time(cramped: Bench) -> None:
+    result = cramped.run("vllm", advice=False)
+    assert arms(result) == [("baseline", 0), ("speculative", 0), ("baseline", 1)]
+    assert "one server at a time, since two servers need about" in cramped.said()
+    (level,) = result["bench"]["levels"]
+    assert level["between_starts"] >= 0
+    assert level["accept_length"]["value"] == 2.5
+    passes = [(p["arm"], p["server"], p["number"]) for p in result["bench"]["passes"]]
+    assert passes == [
+        *[("baseline", 0, 0), ("baseline", 0, 1), ("speculative", 0, 0), ("speculative", 0, 1)],
+        *[("baseline", 1, 0), ("baseline", 1, 1)],
+    ]
+
+
+def test_more_starts_than_may_be_are_refused_before_the_first(cramped: Bench) -> None:
+    with pytest.raises(
+        BadInput, match=r"this takes 4 starts .* job\.budget\.restarts is 3 \(two s"
+    ):
+        cramped.run(budget={"restarts": 3})
+    assert "is starting" not in cramped.said()
+
+
+def test_each_concurrency_has_figures_of_its_own(bench: Bench) -> None:
+    result = bench.run("vllm", concurrency=[1, 3], advice=False)
+    one, three = result["bench"]["levels"]
+    assert (one["concurrency"], three["concurrency"]) == (1, 3)
+    assert one["accept_length"]["value"] == three["accept_length"]["value"] == 2.5
+    assert [point["step"] for point in result["curves"]["tok_s"]] == [1, 3]
+
+
+def test_of_a_control_nothing_is_drafted(bench: Bench) -> None:
+    result = bench.run(control=True)
+    assert "accept_length" not in result["metrics"]
+    assert result["metrics"]["speedup"]["value"] > 0
+    assert arms(result) == [("baseline", 0), ("speculative", 0)]
+    assert "--speculative-algorithm" not in str(result["bench"]["servers"])
+
+
+def test_of_a_tree_no_arm_is_started_that_would_tell_nothing(bench: Bench) -> None:
+    result = bench.run(topk=2, draft_tokens=6)
+    assert arms(result) == [("baseline", 0), ("speculative", 0)]
+    command = result["bench"]["servers"][1]["command"]
+    assert command[command.index("--speculative-num-draft-tokens") + 1] == "6"
+
+
+@pytest.fixture
+def mine(serve: Serve, tmp_path: Path) -> Address:
+    """A person's own server, whose drafter has the wiring's ids."""
+    drafter = tmp_path / "mine"
+    drafter.mkdir()
+    (drafter / "config.json").write_text(json.dumps({"eagle_config": {KEY: [-1, 2, 4]}}))
+    return serve(draft=Draft(folder=drafter, steps=STEPS))
+
+
+def test_servers_of_ones_own_are_asked_and_left(bench: Bench, mine: Address, serve: Serve) -> None:
+    other = serve()
+    result = bench.run(engine={"url": mine.url, "baseline_url": other.url, "python": None})
+    assert result["metrics"]["accept_length"]["value"] == 2.5
+    assert result["metrics"]["speedup"]["value"] > 0
+    assert "is starting" not in bench.said()
+    assert not any("cores" in note for note in result["notes"])  # whose work it is is not known
+    for address in (mine, other):
+        assert get(address, "/v1/models")
+
+
+def test_without_a_baseline_there_is_no_speedup(bench: Bench, mine: Address) -> None:
+    result = bench.run(engine={"url": mine.url, "python": None})
+    assert result["metrics"]["accept_length"]["value"] == 2.5
+    assert {"speedup", "break_even", "tok_s_baseline"}.isdisjoint(result["metrics"])
+    assert arms(result) == [("speculative", 0)]
+
+
+def test_a_server_that_is_not_the_hypothesis_is_not_measured(
+    bench: Bench, serve: Serve, tmp_path: Path
+) -> None:
+    mine = serve(draft=Draft(folder=tmp_path / "x", steps=5))
+    with pytest.raises(
+        BadInput, match=r"engine\.url=.*: its speculative_num_steps is 5, but the job"
+    ):
+        bench.run(engine={"url": mine.url, "python": None})
+
+
+def test_an_engine_that_would_accept_anything_is_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BadInput, match=f"{SIMULATED} is set"):
+        bench.run(engine={"env": {SIMULATED: "3"}})
+    monkeypatch.setenv(SIMULATED, "3")
+    with pytest.raises(BadInput, match=f"{SIMULATED} is set"):
+        bench.run()
+
+
+def test_another_release_than_the_one_named_is_refused(bench: Bench) -> None:
+    with pytest.raises(BadInput, match=r"engine\.version=0\.5\.12, but sglang 0\.5\.23 is what is"):
+        bench.run(engine={"version": "0.5.12"})
+    assert "is starting" not in bench.said()
+
+
+def test_a_server_that_dies_while_it_is_measured_is_one_clear_error(bench: Bench) -> None:
+    bench.ask([[1, 9, 4], [fake.VICTIM, 9, 4]])
+    with pytest.raises(BadInput, match=r"^speculative: the server ended with exit code 3 .*mat1"):
+        bench.run(engine={"env": {fake.FAULT: "dies", fake.FAULTS_OF: "drafted"}})
+    assert bench.said().count("stopped in") == 2
+
+
+def test_states_that_cannot_be_fed_start_nothing(bench: Bench) -> None:
+    assert LAYERS in STATES
+    with pytest.raises(BadInput, match=r"sglang 0\.5\.23 cannot feed states \[0, 3, 7\]"):
+        bench.run(layers=(0, 3, LAYERS))
+    assert "is starting" not in bench.said()
