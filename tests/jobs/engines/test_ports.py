@@ -12,14 +12,23 @@ from pathlib import Path
 import pytest
 
 from eagle3.errors import BadInput
-from jobs.engines.ports import BLOCK, FIRST, HOST, LAST, is_free, leased_port
+from jobs.engines import ports
+from jobs.engines.ports import BLOCK, HOST, is_free, leased_port
+
+FIRST, LAST = 29000, 29500  # behind those that servers of other tests may have just now
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "FIRST", FIRST)
+    monkeypatch.setattr(ports, "LAST", LAST)
 
 
 def test_leases_that_are_held_at_once_are_of_other_blocks(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        ports = [stack.enter_context(leased_port(tmp_path)) for _ in range(3)]
-    assert len(set(ports)) == 3
-    assert all(FIRST <= port < LAST and (port - FIRST) % BLOCK == 0 for port in ports)
+        leased = [stack.enter_context(leased_port(tmp_path)) for _ in range(3)]
+    assert len(set(leased)) == 3
+    assert all(FIRST <= port < LAST and (port - FIRST) % BLOCK == 0 for port in leased)
 
 
 def test_a_lease_is_given_back_whatever_happens(tmp_path: Path) -> None:
@@ -31,8 +40,9 @@ def test_a_lease_is_given_back_whatever_happens(tmp_path: Path) -> None:
 
 def test_a_lease_ends_with_its_holder(tmp_path: Path) -> None:
     program = (
-        "import sys, pathlib, time\nfrom jobs.engines.ports import leased_port\n"
-        "with leased_port(pathlib.Path(sys.argv[1])) as port:\n"
+        "import sys, pathlib, time\nfrom jobs.engines import ports\n"
+        f"ports.FIRST, ports.LAST = {FIRST}, {LAST}\n"
+        "with ports.leased_port(pathlib.Path(sys.argv[1])) as port:\n"
         "    print(port, flush=True)\n    time.sleep(600)\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
@@ -81,7 +91,7 @@ def test_no_free_block_is_an_error(tmp_path: Path) -> None:
     for port in range(FIRST, LAST, BLOCK):
         (tmp_path / f"{port}.lock").mkdir()
     with (
-        pytest.raises(BadInput, match="no block of 50 ports from 21000 to 29000 is free"),
+        pytest.raises(BadInput, match="no block of 50 ports from 29000 to 29500 is free"),
         leased_port(tmp_path),
     ):
         pass
