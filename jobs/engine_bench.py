@@ -20,7 +20,7 @@ from jobs.engines import figures
 from jobs.engines.agreement import Agreement, agreement
 from jobs.engines.arms import BASELINE, FEWER, SPECULATIVE, Budget, Measured, block, together
 from jobs.engines.attached import attach, differences, untold
-from jobs.engines.disturbance import look
+from jobs.engines.disturbance import look, on_gpus
 from jobs.engines.engine import Draft, Engine
 from jobs.engines.folder import lay_out
 from jobs.engines.hypothesis import ServedAs
@@ -95,12 +95,12 @@ class EngineBench:
 
     def run_case(self, case: Mapping[str, Any]) -> dict[str, Any]:
         """The table, the raw counters, and what the drafter does alone."""
-        wiring = Wiring.parse(case["wiring"])
-        answer = self.alone.run_case({"case_id": case["case_id"], "wiring": case["wiring"]})
-        served = self.setup.served(wiring)
+        # What is cheap to refuse comes first.
+        served = self.setup.served(Wiring.parse(case["wiring"]))
         for note in served.notes:
             self.events.note(note)
         requests = self.setup.requests()
+        answer = self.alone.run_case({"case_id": case["case_id"], "wiring": case["wiring"]})
         self.setup.folder.mkdir(exist_ok=True)
         measured = Measured()
         folder = lay_out(self.setup.source(), self.setup.folder / "drafter", served.config)
@@ -157,7 +157,8 @@ class EngineBench:
                 with self.setup.server(label, number, of, requests) as running:
                     measured.starts.append(running)
                     self.warm(ask, running)
-                    block(running, ask, levels, max(budget.least, 2), measured)
+                    share = budget.minutes * 60 / starts  # of the time, for each of the servers
+                    block(running, ask, levels, max(budget.least, 2), measured, share)
         if fewer is not None:
             with self.setup.server(FEWER, 0, fewer, requests) as running:
                 measured.starts.append(running)
@@ -214,7 +215,7 @@ class EngineBench:
                     server=running.number,
                     number=number,
                     concurrency=concurrency,
-                    look=lambda: look(measured.pids()),
+                    look=lambda: look(measured.pids(), on_gpus(self.alone.device, measured.pids())),
                     tick=tick,
                 )
             except ServerError as error:
@@ -253,8 +254,8 @@ class EngineBench:
         token_s = figures.token_s(drafted)
         return Level(
             concurrency=concurrency,
-            tok_s=figures.mean_of([figures.tok_s(p) for p in drafted]),
-            baseline=figures.mean_of([figures.tok_s(p) for p in plain]) if plain else None,
+            tok_s=figures.typical([figures.tok_s(p) for p in drafted]),
+            baseline=figures.typical([figures.tok_s(p) for p in plain]) if plain else None,
             speedup=measured.speedup(concurrency),
             accept_length=length,
             stood=stood,
@@ -292,7 +293,7 @@ class EngineBench:
         for name, own in (("accept_length_standalone", standalone), ("accuracy", "accuracy")):
             if own in theirs:
                 metrics[name] = theirs[own]
-        agreed = compared(measured, self.levels[0])
+        agreed, read = compared(measured, self.levels[0])
         for note in measured.notes:
             self.events.note(note)
         notes = [*alone["notes"], *served.notes, *measured.notes, *self.said(measured, agreed)]
@@ -326,7 +327,9 @@ class EngineBench:
                 "levels": [v.plain() for v in levels],
                 "agreement": {name: found.plain() for name, found in agreed.items()},
                 "servers": [server_record(running) for running in measured.starts],
-                "passes": [pass_record(p) for p in measured.passes],
+                "passes": [
+                    pass_record(p, any(p is other for other in read)) for p in measured.passes
+                ],
             },
             "notes": notes,
         }
@@ -359,15 +362,15 @@ class EngineBench:
         return notes
 
 
-def compared(measured: Measured, level: int) -> dict[str, Agreement]:
-    """The drafter's texts against the baseline's, and the baseline's against its own."""
+def compared(measured: Measured, level: int) -> tuple[dict[str, Agreement], list[Pass]]:
+    """The drafter's texts against the baseline's, the baseline's against its own, and those passes."""
+    plain, drafted = measured.of(BASELINE, level), measured.of(SPECULATIVE, level)
     found = {}
-    plain = measured.of(BASELINE, level)
-    if plain and (drafted := measured.of(SPECULATIVE, level)):
+    if plain and drafted:
         found[SPECULATIVE] = agreement(drafted[0], plain[0])
     if len(plain) > 1:
         found[BASELINE] = agreement(plain[-1], plain[0])
-    return found
+    return found, [*plain[:1], *plain[-1:], *drafted[:1]]
 
 
 def server_record(running: Running) -> dict[str, Any]:
@@ -381,10 +384,10 @@ def server_record(running: Running) -> dict[str, Any]:
     }
 
 
-def pass_record(p: Pass) -> dict[str, Any]:
-    """A pass with its raw counters; token ids only of the first ones, which texts are compared by."""
+def pass_record(p: Pass, texts: bool) -> dict[str, Any]:
+    """A pass with its raw counters, and with its token ids where `texts` are compared by it."""
     record = p.plain()
-    if p.number > 0:
+    if not texts:
         for answer in record["answers"]:
             answer["output"] = len(answer["output"])
     return record

@@ -75,8 +75,8 @@ class EngineProbe:
     def run_case(self, case: Mapping[str, Any]) -> dict[str, Any]:
         """Every chunk as a state, what is accepted, and where the fault lies."""
         wiring = Wiring.parse(case["wiring"])
-        expected = self.alone.run_case(case)
         told = self.setup.served(wiring)
+        expected = self.alone.run_case(case)
         try:
             recorded = self.record(self.config(told))
         except ServerError as error:

@@ -28,6 +28,7 @@ METRICS = (
     "tok_s",
     "tok_s_baseline",
     "speedup",
+    "break_even",  # accept length below which a drafter slows serving down
     "accuracy_served",  # by the engine that a diagnosis is asked about
     "accept_length_served",
     "accuracy/target_argmax",

@@ -150,10 +150,21 @@ def together(
 
 
 def block(
-    running: Running, ask: Ask, levels: Sequence[int], passes: int, measured: Measured
+    running: Running,
+    ask: Ask,
+    levels: Sequence[int],
+    passes: int,
+    measured: Measured,
+    seconds: float = math.inf,
 ) -> None:
-    """So many passes of one server at every concurrency."""
+    """So many passes of one server at every concurrency; fewer where two have taken so long."""
+    began = time.monotonic()
     for number in range(passes):
+        if number >= 2 and time.monotonic() - began > seconds:
+            measured.notes.append(
+                f"{running.label}: ended by job.budget.minutes after {number} passes of {passes}"
+            )
+            return
         for level in levels:
             found = ask(running, level, number)
             measured.passes.append(found)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.engines.records import Counters
+from jobs.gpus import look as gpus_there
 
 FOREIGN_CORES = 0.5  # so much of the processors may go to others before that is said
 SHARE = 0.1  # and no less than this share of all of them
@@ -39,6 +40,19 @@ def look(own: Iterable[int] | None, gpu_pids: frozenset[int] | None = None) -> L
         own=(busy if own is None else sum(used(pid) for pid in set(own))) / ticks,
         gpu_pids=gpu_pids,
     )
+
+
+def on_gpus(device: str, own: Collection[int] | None) -> frozenset[int] | None:
+    """Others' processes on this host's GPUs; None where none is used, or whose are ours is not known."""
+    if device == "cpu" or own is None:
+        return None
+    gpus, _ = gpus_there()
+    if gpus is None:
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    wanted = None if visible is None else visible.split(",")
+    seen = [g for g in gpus if wanted is None or str(g["index"]) in wanted or g["uuid"] in wanted]
+    return frozenset(p["pid"] for g in seen for p in g["processes"]) - frozenset(own)
 
 
 def used(pid: int) -> int:

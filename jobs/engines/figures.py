@@ -156,13 +156,9 @@ def ratio_of(pairs: Sequence[tuple[float, float]]) -> Interval:
     )
 
 
-def mean_of(values: Sequence[float]) -> Interval:
-    """The mean with Student's interval."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return Interval(value=mean, low=None, high=None, count=len(values))
-    reach = t975(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return Interval(value=mean, low=mean - reach, high=mean + reach, count=len(values))
+def typical(values: Sequence[float]) -> Interval:
+    """The geometric mean of positive figures, with Student's interval of its logarithm."""
+    return ratio_of([(value, 1.0) for value in values])
 
 
 def t975(freedom: int) -> float:

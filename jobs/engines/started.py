@@ -98,6 +98,10 @@ def started(
                 )
             except ServerError as error:
                 raise ServerError(f"{label}: {error}") from error
+            except (KeyError, ValueError, TypeError, AttributeError) as error:
+                raise ServerError(
+                    f"{label}: what answers at {address.url} is no {engine.name}: {error!r}"
+                ) from error
             ask_first(engine, running, first, patience)
             say(
                 f"{label}: {engine.name} {facts.version} answers after {server.seconds:.0f} s on port "

@@ -162,13 +162,15 @@ def test_turning_the_pairs_around_turns_the_interval_around() -> None:
     )
 
 
-def test_a_mean_has_students_interval() -> None:
-    # 1, 2 and 3: mean 2, deviation 1.
-    found = figures.mean_of([1.0, 2.0, 3.0])
-    reach = 4.303 / math.sqrt(3)
-    assert (found.low, found.value, found.high) == pytest.approx((2 - reach, 2.0, 2 + reach))
-    assert figures.mean_of([7.0]).plain() == {"value": 7.0}
-    assert figures.mean_of([7.0, 7.0]).plain() == {"value": 7.0, "low": 7.0, "high": 7.0}
+def test_a_mean_of_figures_is_theirs_in_proportion() -> None:
+    # 1, 2 and 4: the logarithms' mean is ln 2, and so is their deviation.
+    found = figures.typical([1.0, 2.0, 4.0])
+    reach = 2 ** (4.303 / math.sqrt(3))
+    assert (found.low, found.value, found.high) == pytest.approx((2 / reach, 2.0, 2 * reach))
+    assert figures.typical([7.0]).plain() == pytest.approx({"value": 7.0})
+    assert figures.typical([7.0, 7.0]).plain() == pytest.approx(
+        {"value": 7.0, "low": 7.0, "high": 7.0}
+    )
 
 
 def test_students_t_is_never_too_small() -> None:
