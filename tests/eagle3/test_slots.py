@@ -143,6 +143,35 @@ def test_a_text_of_one_token_has_no_neighbour_to_be_shifted_to() -> None:
     assert locate([states[0][:0]], [states[:, :0]]) is None
 
 
+@pytest.mark.parametrize("late", [1, -1])
+@pytest.mark.parametrize(("prompt", "answer"), [(50, 14), (32, 32), (10, 54)])
+def test_an_answer_that_lags_alone_is_told_from_its_prompt(
+    late: int, prompt: int, answer: int
+) -> None:
+    """However long the two are; the row that is lost, or stands twice, lies where they meet."""
+    states = made_states(6, 0.3, rows=prompt + answer)
+    for k in (0, 3, 6):
+        h = states[k].clone()
+        h[prompt:] = states[k].roll(late, 0)[prompt:]
+        found = locate([h, h], [states, states], [prompt, prompt])
+        assert found is not None
+        assert (found.found, found.shift, found.in_answer) == ((k,), -late, True)
+    sound = locate([states[3]], [states], [prompt])
+    assert sound is not None
+    assert (sound.found, sound.shift, sound.in_answer) == ((3,), 0, False)
+    moved = locate([states[3].roll(late, 0)], [states], [prompt])  # all of it, not the answer alone
+    assert moved is not None
+    assert (moved.found, moved.shift, moved.in_answer) == ((3,), -late, False)
+
+
+@pytest.mark.parametrize("cut", range(16, 25))
+def test_where_rows_are_alike_noise_does_not_make_an_answer_lag(cut: int) -> None:
+    states = made_states(4, 0.3, rows=1).expand(-1, 40, -1).contiguous()
+    found = locate([noisy(states[2], 0.02)], [states], [cut])
+    assert found is not None
+    assert (found.found, found.in_answer) == ((2,), False)
+
+
 END_SLOT = Slot(name="hidden_states[3]", role="last", state=24, normed=False, origin="data.states")
 
 

@@ -401,6 +401,28 @@ def test_shifted_data_is_said_and_the_drafter_is_asked_about_all_the_same(
     assert found.evidence.by_teacher.accuracy.value > 0.4  # of texts drawn at temperature 1
 
 
+@pytest.mark.parametrize("last", [True, False])
+def test_an_answer_that_lags_alone_is_set_right(made: Path, tmp_path: Path, last: bool):
+    """The prefill's last row stands twice, and the last one is lost; of the last slot, or not of it."""
+    data = sampled(made, tmp_path / "data", Kit(made / "target"), 12)
+    for path in (data / "rows").iterdir():
+        sample = torch.load(path, weights_only=True)
+        start = int(sample["loss_mask"].argmax())
+        slots = list(sample["hidden_states"])
+        late = [torch.cat([h[..., :start, :], h[..., start - 1 : -1, :]], -2) for h in slots]
+        kept = late if last else [*late[:-1], slots[-1]]
+        torch.save({**sample, "hidden_states": kept}, path)
+    asked = Asked(drafter=LAB / "drafter", data=data, states=[0, 3, 31, 61])
+    found = diagnose_folder(asked, Kit(made / "target"))
+    inspected = found.evidence.inspected
+    assert (inspected.shift, inspected.in_answer, inspected.aligned) == (-1, True, True)
+    assert [slot.in_place for slot in inspected.slots] == [False] * 3 + [not last]
+    assert [cause.kind for cause in found.diagnosis.causes] == ["slots"]
+    assert "over the answer alone, row t belongs to position t-1" in found.diagnosis.causes[0].what
+    assert found.diagnosis.trained.states() == (0, 3, 31)
+    assert found.evidence.by_teacher.accuracy.value > 0.4  # of texts drawn at temperature 1
+
+
 @pytest.mark.runs
 def test_a_slot_in_its_place_stays_there_where_the_others_lag(made: Path, tmp_path: Path):
     data = sampled(made, tmp_path / "data", Kit(made / "target"), 12)
