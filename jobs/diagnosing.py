@@ -104,14 +104,14 @@ def aligned(m: Matter, layers: int, progress: Progress) -> Matter:
 
 def of_shifted(m: Matter, layers: int, progress: Progress) -> tuple[Matter, Evidence]:
     """Data whose rows lag, each row at its position; as stored where the drafter does not work so, or
-    does as well on what is stored, and better with what a search finds there.
+    works better on what is stored, with what a search finds there.
 
     As stored, the choices made of the target's end may never go on with the text, so that nothing can
     be counted against them.
     """
     mended = aligned(m, layers, progress)
     moved = gather(mended, progress)
-    if not broken(moved) and not as_good_as_stored(m, moved):
+    if not broken(moved) and not better_as_stored(m, moved):
         return mended, moved
     try:
         as_stored = gather(m, progress)
@@ -136,19 +136,22 @@ def of_lost(m: Matter, progress: Progress) -> tuple[Matter, Evidence]:
         inspected=replace(m.inspected, remade=True),
     )
     found = gather(made, progress)
-    if broken(found) or as_good_as_stored(m, found):
+    if broken(found) or better_as_stored(m, found):
         return m, gather(m, progress)
     return made, found
 
 
-def as_good_as_stored(m: Matter, found: Evidence) -> bool:
-    """Whether what was found on states that were made, or moved, does as well on the stored ones."""
+def better_as_stored(m: Matter, found: Evidence) -> bool:
+    """Whether what was found on states that were made, or moved, does better on the stored ones.
+
+    One that needs none of those does equally well, and nothing is learnt by a search on what is stored.
+    """
     scorer = scorer_of(m, found, m.texts)
     wiring = found.trained.wiring
     if scorer.why_not(wiring) is not None:
         return False
     stored = measure.scored(scorer, wiring, found.trained.truth, m.asked.seed)
-    return stored.accuracy.value >= found.trained.accuracy.value
+    return stored.accuracy.value > found.trained.accuracy.value
 
 
 def scorer_of(m: Matter, found: Evidence, texts: Sequence[Text]) -> Scorer:
