@@ -22,6 +22,7 @@ from jobs.engines.setup import ENGINES
 from jobs.engines.started import Patience, Running, started
 from tests.engines import serving, setup_engines
 
+USUAL = {"d2t": "offset", "decoder_layer": "included", "embedding": "target"}
 PATIENCE = Patience(start_s=300.0, first_s=240.0)
 REQUEST_S = 240.0
 

@@ -28,7 +28,7 @@ from jobs.engines.folder import lay_out
 from jobs.engines.hypothesis import served_as
 from jobs.engines.records import Prompt, Request
 from jobs.events import Events
-from tests.engines.conftest import REQUEST_S, Starter
+from tests.engines.conftest import REQUEST_S, USUAL, Starter
 from tests.engines.setup_engines import RELEASES
 
 LAB = Path(__file__).parents[2] / "lab"
@@ -72,7 +72,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 def walked(lab: Lab, drafter: Path, layers: list[int], tree: bool) -> list[int]:
     """Rounds of each answer: draft behind the last token, go on behind what stood and the bonus."""
     parts = load_target_parts(lab.target)
-    wiring = Wiring.parse({"layers": layers, "convention": "output"})
+    wiring = Wiring.parse({**USUAL, "layers": layers, "convention": "output"})
     tied = connect(load_drafter(drafter), parts, wiring)
     found = []
     for sample in lab.samples:
@@ -110,7 +110,7 @@ def test_each_request_is_verified_as_often_as_the_drafter_alone_says(
     served = served_as(
         read_json(source / "config.json"),
         lab.target,
-        Wiring.parse({"layers": layers, "convention": "output"}),
+        Wiring.parse({**USUAL, "layers": layers, "convention": "output"}),
         engine=engine,
         version=RELEASES[engine],
         engine_class=None,

@@ -11,9 +11,10 @@ import pytest
 from jobs.engine_probe import open_job
 from jobs.events import Events
 from tests.engines import serving
+from tests.engines.conftest import USUAL
 from tests.jobs.test_diagnose import LAB, request_of
 
-TRUE = {"layers": [-1, 2, 30], "convention": "output"}
+TRUE = {**USUAL, "layers": [-1, 2, 30], "convention": "output"}
 
 
 @pytest.fixture(scope="module")
