@@ -158,7 +158,8 @@ def shift_findings(where: str, slots: Sequence[Judged], teacher: int) -> Iterato
         return
     shifted = [s.slot.name for s in slots if s.shift == by]
     if shifted:
-        over = "over the answer alone, " if any(s.in_answer for s in slots) else ""
+        alone = all(s.in_answer for s in slots if s.shift == by)
+        over = "over the answer alone, " if alone else ""
         what = f"{over}row t of {', '.join(shifted)} belongs to position t{by:+d} of input_ids"
     else:
         end = slots[teacher]

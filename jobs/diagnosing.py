@@ -30,7 +30,10 @@ from jobs.searching import data_order, search_texts
 
 FEW_TEXTS = 16  # that tell whether a state beside those that were found is worth a look
 DOUBT = 0.05  # how far an agreement may be off on so few
-PLAIN = 0.02  # by how much that of a drafter that does not work rises with the right state, and more
+BEHIND = 0.01  # by how much the right state may be behind on so few, by chance
+PLAIN = (
+    0.02  # by how much that of a drafter that does not work rises with the right state, and more
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +179,7 @@ def may_be_beside(m: Matter, e: Evidence, layers: int) -> bool:
     """Whether it is worth while to make the states beside those that were found for all texts.
 
     A few texts tell: with one of them a drafter that does not work has to be plainly better, and to come
-    near to working; one that works has to be right as often as it is without.
+    near to working; one that works has to be right as often as it is without, but for chance.
     """
     if "states" in m.asked.fixed or "states" in m.asked.only:
         return False
@@ -189,9 +192,9 @@ def may_be_beside(m: Matter, e: Evidence, layers: int) -> bool:
     teacher = e.searched.teacher.name
     own, *rights = scorer.rights([e.trained.wiring, *others], range(len(more)), teacher).sum(1)
     best = float(max(rights) - own)
-    if not broken(e):
-        return best >= 0
     total = float(scorer.positions(range(len(more)), teacher).sum())
+    if not broken(e):
+        return best >= -BEHIND * total
     return best >= PLAIN * total and float(max(rights)) >= (least_accuracy(e) - DOUBT) * total
 
 
