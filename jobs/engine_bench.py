@@ -7,6 +7,7 @@ same texts.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -21,7 +22,7 @@ from jobs.engines.agreement import Agreement, agreement
 from jobs.engines.arms import BASELINE, FEWER, SPECULATIVE, Budget, Measured, block, together
 from jobs.engines.attached import attach, differences, untold
 from jobs.engines.disturbance import look, on_gpus
-from jobs.engines.engine import Draft, Engine
+from jobs.engines.engine import Draft
 from jobs.engines.folder import lay_out
 from jobs.engines.hypothesis import ServedAs
 from jobs.engines.limits import Advice, Limits, advise, in_words, split
@@ -29,14 +30,10 @@ from jobs.engines.load import run_pass
 from jobs.engines.records import Pass, Request
 from jobs.engines.room import why_no_room
 from jobs.engines.setup import Setup, alone_request
-from jobs.engines.sglang import SGLang
 from jobs.engines.started import Running
 from jobs.engines.talk import ServerError
-from jobs.engines.vllm import VLLM
 from jobs.events import Events
 
-ENGINES: Mapping[str, Callable[[], Engine]] = {"sglang": SGLang, "vllm": VLLM}
-WARM = "warming up"
 ASKED = "ask"
 
 
@@ -58,6 +55,7 @@ class Level:
     stood: Sequence[float] | None
     first_token_s: tuple[float, float]
     decode_tok_s: float | None
+    tok_s_by_request: float
     limits: Limits | None
     advice: Advice | None
     between_starts: float | None
@@ -73,6 +71,7 @@ class Level:
             "per_position": list(self.stood) if self.stood else None,
             "first_token_s": {"median": self.first_token_s[0], "p95": self.first_token_s[1]},
             "decode_tok_s": self.decode_tok_s,
+            "tok_s_by_request": self.tok_s_by_request,
             "limits": self.limits.plain() if self.limits else None,
             "advice": self.advice.plain() if self.advice else None,
             "limit_in_words": in_words(self.limits, self.advice) if self.limits else [],
@@ -100,7 +99,7 @@ class EngineBench:
         for note in served.notes:
             self.events.note(note)
         requests = self.setup.requests()
-        answer = self.alone.run_case({"case_id": case["case_id"], "wiring": case["wiring"]})
+        answer = self.setup.on_its_own(case)
         self.setup.folder.mkdir(exist_ok=True)
         measured = Measured()
         folder = lay_out(self.setup.source(), self.setup.folder / "drafter", served.config)
@@ -124,16 +123,24 @@ class EngineBench:
         if draft is not None and self.request["advice"] and self.steps > 1 and self.topk == 1:
             fewer = self.setup.draft(draft.folder, 1)
         lacking = why_no_room(
-            self.alone.device, self.setup.target, self.setup.source(), self.setup.asked["flags"]
+            self.setup.asked["name"],
+            self.setup.device,
+            self.setup.target,
+            self.setup.source(),
+            self.setup.asked["flags"],
         )
         ask = self.asker(requests, measured)
         levels, budget = self.levels, self.budget
         starts = (2 if lacking is None else 3) + (fewer is not None)
         self.events.note(
-            f"{starts} starts; {budget.least} to {budget.pairs} pairs of passes over "
-            f"{len(requests)} prompts at {', '.join(map(str, levels))} at once, "
-            f"{budget.minutes:g} minutes at most"
-            + ("" if lacking is None else f"; one server at a time, since {lacking}")
+            f"{starts} starts; "
+            + (
+                f"{budget.least} to {budget.pairs} pairs of passes"
+                if lacking is None
+                else f"{max(budget.least, 2)} passes of each server, one at a time, since {lacking};"
+            )
+            + f" over {len(requests)} prompts at {', '.join(map(str, levels))} at once; about "
+            f"{budget.minutes:g} minutes of measuring at most"
         )
         if starts > self.restarts:
             raise BadInput(
@@ -174,17 +181,22 @@ class EngineBench:
     ) -> None:
         """Ask a person's own server, and one without a drafter, if there is one."""
         drafted = attach(self.setup.engine, self.setup.asked["url"], SPECULATIVE)
-        problems = list(differences(drafted.facts, self.setup.target, draft, served.ids))
+        problems = list(
+            differences(
+                drafted.facts, self.setup.target, draft, served.ids, source=self.setup.source()
+            )
+        )
         if problems:
             raise BadInput(f"engine.url={self.setup.asked['url']}: {'; '.join(problems)}")
-        measured.notes += untold(drafted.facts)
+        measured.notes += untold(drafted.facts, self.setup.source())
         ask = self.asker(requests, measured)
         measured.starts.append(drafted)
         self.warm(ask, drafted)
         if (url := self.setup.asked["baseline_url"]) is None:
-            block(drafted, ask, self.levels, max(self.budget.least, 2), measured)
+            seconds = self.budget.minutes * 60
+            block(drafted, ask, self.levels, max(self.budget.least, 2), measured, seconds)
             return
-        plain = attach(self.setup.engine, url, BASELINE)
+        plain = attach(self.setup.engine, url, BASELINE, "engine.baseline_url")
         if problems := list(differences(plain.facts, self.setup.target, None, None)):
             raise BadInput(f"engine.baseline_url={url}: {'; '.join(problems)}")
         measured.starts.append(plain)
@@ -215,7 +227,7 @@ class EngineBench:
                     server=running.number,
                     number=number,
                     concurrency=concurrency,
-                    look=lambda: look(measured.pids(), on_gpus(self.alone.device, measured.pids())),
+                    look=lambda: look(measured.pids(), on_gpus(self.setup.device, measured.pids())),
                     tick=tick,
                 )
             except ServerError as error:
@@ -261,6 +273,7 @@ class EngineBench:
             stood=stood,
             first_token_s=figures.first_token_s(drafted),
             decode_tok_s=1 / token_s if token_s else None,
+            tok_s_by_request=statistics.fmean(map(figures.tok_s_by_request, drafted)),
             limits=limits,
             advice=advice,
             between_starts=measured.between_starts(concurrency),
@@ -315,6 +328,7 @@ class EngineBench:
                 ),
             },
             "bench": {
+                "control": self.request["control"],
                 "engine": self.setup.asked["name"],
                 "version": served.version,
                 "class": served.engine_class,
@@ -348,15 +362,17 @@ class EngineBench:
                 f"though both are greedy{beside}; the first, {apart.first[0][0]}, at token "
                 f"{apart.first[0][1]}"
             )
-        if self.setup.asked["name"] == "sglang":
-            printed = [
-                r.facts.printed_accept_length for r in measured.starts if r.label == SPECULATIVE
-            ]
-            if any(printed):
-                notes.append(
-                    "SGLang's own accept length counts the prefill's token, so that it reads higher on "
-                    "short answers; ours leaves it out"
-                )
+        printed = [
+            a.printed_accept_length
+            for p in measured.of(SPECULATIVE, self.levels[0])
+            for a in p.answers
+            if a.printed_accept_length is not None
+        ]
+        if printed:
+            notes.append(
+                f"the engine's own accept length is {statistics.fmean(printed):.2f} in the mean of "
+                "requests: it counts the prefill's token as well, which ours leaves out"
+            )
         for note in notes:
             self.events.note(note)
         return notes

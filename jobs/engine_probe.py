@@ -25,8 +25,8 @@ from eagle3.wiring import Wiring
 from jobs import drafter_test
 from jobs.engines.figures import gained
 from jobs.engines.folder import lay_out
-from jobs.engines.hypothesis import ServedAs
-from jobs.engines.probing import FED, UNDECIDED, Chunk, chunks_of, later_share
+from jobs.engines.hypothesis import class_there
+from jobs.engines.probing import FED, Chunk, chunks_of, later_share
 from jobs.engines.recording import Recorder, prefill_of
 from jobs.engines.records import Answered, Request
 from jobs.engines.setup import Setup, alone_request
@@ -43,6 +43,15 @@ DEAD = 1.5  # an accept length below which a drafter does nothing on the states 
 def open_job(request: Mapping[str, Any], events: Events) -> EngineProbe:
     """Read what the drafter does alone, and find the engine."""
     return EngineProbe(request, events, drafter_test.open_job(alone_request(request), events))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What is expected of the engine that is there."""
+
+    states: tuple[int, ...]  # canonical, in fc's order
+    version: str
+    engine_class: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,32 +84,40 @@ class EngineProbe:
     def run_case(self, case: Mapping[str, Any]) -> dict[str, Any]:
         """Every chunk as a state, what is accepted, and where the fault lies."""
         wiring = Wiring.parse(case["wiring"])
-        told = self.setup.served(wiring)
-        expected = self.alone.run_case(case)
+        plan = plan_layers(self.alone.target, None, [None])
+        if not plan.layers:
+            raise BadInput(f"the target's own states cannot be made here: {plan.why}")
+        told = self.told(wiring)
+        expected = self.setup.on_its_own(case)
         try:
             recorded = self.record(self.config(told))
         except ServerError as error:
             raise BadInput(str(error)) from error
-        made = self.states([r.text for r in recorded])
+        made = TargetLayers(self.alone.target).states([r.text for r in recorded], plan.layers)
         chunks = chunks_of(
             [r.prefill for r in recorded],
             [states[:, : len(r.prefill)] for r, states in zip(recorded, made, strict=True)],
             [r.again for r in recorded],
             weight=self.norm_weight(),
         )
-        fed = tuple(c.states[0] for c in chunks) if all(c.verdict == FED for c in chunks) else None
+        fed = fed_states(chunks, told.states)
         served = accepted([r.answer for r in recorded], self.setup.steps)
-        beside = self.fed_alone(case, fed, told)
+        length = "accept_length_tree" if self.setup.topk > 1 else "accept_length"
+        alone = expected["metrics"].get(length)
+        beside = self.fed_alone(case, fed, told, length)
         notes = list(self.said(recorded, made, fed))
         for line in (*(c.in_words for c in chunks), *notes):
             self.events.note(line)
-        findings = list(self.findings(told, chunks, fed))
-        where, why = fault_of(told.states, fed, served, expected["metrics"].get("accept_length"))
+        shift = next((c.shift for c in chunks if c.shift), 0)
+        # Of other prompts than the data's, what the drafter does alone is not known.
+        comparable = None if self.request["inputs"].get("prompts") else alone
+        where, why = fault_of(told.states, fed, served, comparable, shift)
+        findings = [] if where != "config" else [self.finding(told, fed)]
         metrics = {
             name: figure
             for name, figure in (
                 ("accept_length", served.plain() if served else None),
-                ("accept_length_standalone", expected["metrics"].get("accept_length")),
+                ("accept_length_standalone", alone),
                 ("accept_length_fed", beside),
                 ("accuracy", expected["metrics"].get("accuracy")),
             )
@@ -123,10 +140,19 @@ class EngineProbe:
                 "chunks": [c.plain() for c in chunks],
                 "answers": [r.answer.plain() for r in recorded],
             },
-            "notes": [*expected["notes"], *told.notes, *notes],
+            "notes": [*expected["notes"], *notes],
         }
 
-    def config(self, told: ServedAs) -> dict[str, Any]:
+    def told(self, wiring: Wiring) -> Told:
+        """What the wiring is, and the engine that is there; it need not be able to feed that."""
+        asked = self.setup.asked
+        return Told(
+            states=wiring.states(self.alone.target.num_layers),
+            version=self.setup.release(),
+            engine_class=class_there(asked["name"], asked["engine_class"], self.setup.target),
+        )
+
+    def config(self, told: Told) -> dict[str, Any]:
         """The drafter's config.json as it is, or with the ids of engine.ids."""
         config = read_json(self.setup.source() / "config.json")
         ids = self.setup.asked["ids"]
@@ -161,14 +187,6 @@ class EngineProbe:
                 self.events.progress(STAGE, number, len(requests))
         return recorded
 
-    def states(self, texts: Sequence[Tensor]) -> list[Tensor]:
-        """States 0 … as many as fit of each text, [K, T, H]. Raises BadInput where none can be made."""
-        target = self.alone.target
-        plan = plan_layers(target, None, [None])
-        if not plan.layers:
-            raise BadInput(f"the target's own states cannot be made here: {plan.why}")
-        return TargetLayers(target).states(texts, plan.layers)
-
     def norm_weight(self) -> Tensor | None:
         """What norms in front of fc multiply its input by, [A·H]; None: there are none."""
         drafter = self.alone.checkpoint.drafter
@@ -179,14 +197,14 @@ class EngineProbe:
         return None
 
     def fed_alone(
-        self, case: Mapping[str, Any], fed: tuple[int, ...] | None, told: ServedAs
+        self, case: Mapping[str, Any], fed: tuple[int, ...] | None, told: Told, length: str
     ) -> dict[str, Any] | None:
         """The accept length of the drafter alone on what it was fed, where that is something else."""
         if fed is None or fed == told.states:
             return None
         other = {**case["wiring"], "layers": list(fed), "convention": "hf"}
         try:
-            found = self.alone.run_case({**case, "wiring": other})["metrics"].get("accept_length")
+            found = self.alone.run_case({**case, "wiring": other})["metrics"].get(length)
         except BadInput as error:
             self.events.note(f"the drafter alone was not run on states {list(fed)}: {error}")
             return None
@@ -208,37 +226,37 @@ class EngineProbe:
             "stand at drafts that were not accepted, or in padding)"
         ]
 
-    def findings(
-        self, told: ServedAs, chunks: Sequence[Chunk], fed: tuple[int, ...] | None
-    ) -> list[Finding]:
-        """Where the engine feeds something else than the hypothesis says."""
-        if fed == told.states or (fed is None and not any(c.verdict != UNDECIDED for c in chunks)):
-            return []
-        wrong = [
-            c for c, k in zip(chunks, told.states, strict=False) if c.states and k not in c.states
-        ]
-        if not wrong and len(chunks) == len(told.states):
-            return []
+    def finding(self, told: Told, fed: tuple[int, ...] | None) -> Finding:
+        """The engine feeds something else than the hypothesis says."""
         named = self.setup.asked["name"]
         rule = rule_for(named, told.version, told.engine_class)
         written = ids_to_write(rule, told.states, self.alone.target.num_layers)
-        fix = (
-            f'write "{place_of(rule)}": {list(written.ids)}'
-            if written.possible and written.ids is not None
-            else written.why
+        if written.possible and written.ids is not None:
+            needs = f"; needs {written.needs}" if written.needs else ""
+            fix = f'write "{place_of(rule)}": {list(written.ids)}{needs}'
+        else:
+            fix = f"{named} {told.version} cannot be told to: {written.why}"
+        return Finding(
+            name="engine-feeds-other-states",
+            severity="error",
+            where=f"{named} {told.version}, class {told.engine_class}",
+            what=f"the wiring is states {list(told.states)}, but the engine feeds states "
+            f"{list(fed or ())}",
+            effect="the drafter sees states that it was not trained on",
+            fix=(fix,),
+            evidence="run: recorded at the drafter's fc on this engine",
         )
-        seen = "chunks that are not all known" if fed is None else f"states {list(fed)}"
-        return [
-            Finding(
-                name="engine-feeds-other-states",
-                severity="error",
-                where=f"{named} {told.version}, class {told.engine_class}",
-                what=f"the wiring is states {list(told.states)}, but what the engine feeds is {seen}",
-                effect="the drafter sees states that it was not trained on",
-                fix=(fix,),
-                evidence="run: recorded at the drafter's fc on this engine",
-            )
-        ]
+
+
+def fed_states(chunks: Sequence[Chunk], expected: Sequence[int]) -> tuple[int, ...] | None:
+    """The states that are fed; of equal ones the expected. None where one could not be named."""
+    if any(c.verdict != FED for c in chunks):
+        return None
+    wanted = [*expected, *[None] * len(chunks)]
+    return tuple(
+        k if k is not None and k in c.states else c.states[0]
+        for c, k in zip(chunks, wanted, strict=False)
+    )
 
 
 def fault_of(
@@ -246,15 +264,19 @@ def fault_of(
     fed: Sequence[int] | None,
     served: Rate | None,
     alone: Mapping[str, Any] | None,
+    shift: int = 0,
 ) -> tuple[str, str]:
     """Where the fault lies, config, engine or head, and why; 'none' and 'undecided' are answers too.
 
-    `alone` is the accept length of the drafter alone on the expected states.
+    `alone` is the accept length of the drafter alone on the expected states, None where it is not known
+    of what was served; `shift` is by how many positions the rows are off.
     """
     if fed is None:
         return "undecided", "not every chunk of fc could be named"
     if list(fed) != list(expected):
         return "config", f"the engine feeds states {list(fed)}, not {list(expected)}"
+    if shift:
+        return "engine", f"it feeds the right states, but row t is that of position t{shift:+d}"
     if served is None or alone is None:
         return "undecided", f"the engine feeds states {list(fed)}, but accept lengths are not known"
     both = (
@@ -286,6 +308,6 @@ def slot_line(chunk: Chunk, expected: Sequence[int]) -> dict[str, Any]:
     """A chunk as slots are shown: verified where it is what the hypothesis says."""
     wanted = expected[chunk.index] if chunk.index < len(expected) else None
     verdict = "contradicted"
-    if wanted in chunk.states:
+    if wanted in chunk.states and not chunk.shift:
         verdict = "verified" if chunk.verdict == FED else "as declared"
     return {"index": chunk.index, "verdict": verdict, "what": f"{verdict}: {chunk.in_words}"}

@@ -180,7 +180,5 @@ def said_disturbed(pair: Sequence[Pass], *, again: bool) -> str:
     """What disturbed a pair."""
     why = "; ".join(dict.fromkeys(what for p in pair for what in p.disturbed))
     level = pair[0].concurrency
-    done = (
-        "it is measured again" if again else "job.budget.repeats is used up, so it stands as it is"
-    )
+    done = "it is measured again" if again else "it is not measured again (job.budget.repeats)"
     return f"pair {pair[0].number} at {level} at once was disturbed ({why}); {done}"

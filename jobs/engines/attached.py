@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,15 +22,15 @@ ASKED = {
 }
 
 
-def attach(engine: Engine, url: str, label: str) -> Running:
-    """A running server. Raises BadInput where it does not answer as this engine."""
+def attach(engine: Engine, url: str, label: str, key: str = "engine.url") -> Running:
+    """A running server, which `key` names. Raises BadInput where it does not answer as this engine."""
     try:
         address = Address.parse(url)
         if lacking := engine.lacking(address):
             raise ServerError(lacking)
         facts = engine.facts(address)
     except (ServerError, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise BadInput(f"engine.url={url} does not answer as {engine.name}: {error}") from error
+        raise BadInput(f"{key}={url} does not answer as {engine.name}: {error}") from error
     return Running(
         label=label,
         number=0,
@@ -42,9 +43,16 @@ def attach(engine: Engine, url: str, label: str) -> Running:
 
 
 def differences(
-    facts: Facts, target: Path, draft: Draft | None, ids: Sequence[int] | None
+    facts: Facts,
+    target: Path,
+    draft: Draft | None,
+    ids: Sequence[int] | None,
+    *,
+    source: Path | None = None,
 ) -> Iterator[str]:
-    """What the server does otherwise than the hypothesis says, a sentence each."""
+    """What the server does otherwise than the hypothesis says, a sentence each; `source` is the drafter
+    that it is to serve.
+    """
     if facts.model is not None and not same_place(facts.model, target):
         yield f"it serves the model {facts.model}, not {target}"
     algorithm = facts.flags.get("speculative_algorithm")
@@ -60,6 +68,9 @@ def differences(
     for name, asked in ASKED.items():
         if facts.flags.get(name) not in (None, asked(draft)):
             yield f"its {name} is {facts.flags[name]}, but the job asks for {asked(draft)}"
+    known = facts.drafter is not None and source is not None
+    if known and same_weights(Path(str(facts.drafter)), Path(str(source))) is False:
+        yield f"its drafter {facts.drafter} has other weights than {source}"
     if facts.drafter is not None and ids is not None:
         own = served_ids(Path(facts.drafter))
         if own is not None and list(own) != list(ids):
@@ -82,11 +93,41 @@ def served_ids(folder: Path) -> Sequence[int] | None:
     return ids if isinstance(ids, list) else []
 
 
-def untold(facts: Facts) -> list[str]:
-    """What cannot be checked of a running server."""
-    if "speculative_algorithm" in facts.flags:
-        return []
-    return [
-        f"{facts.engine} does not tell its flags or its drafter: that the server serves this drafter "
-        "with these ids rests on whoever started it"
-    ]
+def same_weights(one: Path, other: Path) -> bool | None:
+    """Whether two folders hold the same files of weights; None where one cannot be read from here."""
+    try:
+        ours, theirs = (
+            {file.name: file.resolve() for file in folder.iterdir() if is_weights(file)}
+            for folder in (one, other)
+        )
+        if not ours or not theirs:
+            return None
+        return ours.keys() == theirs.keys() and all(
+            ours[name] == theirs[name] or filecmp.cmp(ours[name], theirs[name], shallow=False)
+            for name in ours
+        )
+    except OSError:
+        return None
+
+
+def is_weights(file: Path) -> bool:
+    """Whether a file holds tensors."""
+    return file.suffix in (".safetensors", ".bin")
+
+
+def untold(facts: Facts, source: Path) -> list[str]:
+    """What cannot be checked of a running server, or is done to it."""
+    unseen = "its environment is not seen: whether it simulates acceptance is not known"
+    if "speculative_algorithm" not in facts.flags:
+        return [
+            f"{facts.engine} does not tell its flags or its drafter: that the server serves this "
+            f"drafter with these ids rests on whoever started it; {unseen}",
+            "where the server caches prefixes, prompts that come again are answered from there: first "
+            "tokens come sooner than your users'",
+        ]
+    notes = [f"the server's cache of prefixes is emptied before each pass; {unseen}"]
+    if facts.drafter is None or same_weights(Path(facts.drafter), source) is None:
+        notes.append(
+            f"whether its drafter {facts.drafter} has the weights of {source} is not known"
+        )
+    return notes

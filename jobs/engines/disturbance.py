@@ -52,7 +52,9 @@ def on_gpus(device: str, own: Collection[int] | None) -> frozenset[int] | None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     wanted = None if visible is None else visible.split(",")
     seen = [g for g in gpus if wanted is None or str(g["index"]) in wanted or g["uuid"] in wanted]
-    return frozenset(p["pid"] for g in seen for p in g["processes"]) - frozenset(own)
+    there = frozenset(p["pid"] for g in seen for p in g["processes"])
+    # In a container the numbers may be the host's: then nobody can be told from anybody.
+    return there - frozenset(own) if there & frozenset(own) else None
 
 
 def used(pid: int) -> int:
@@ -72,7 +74,8 @@ def disturbances(before: Look, after: Look, *, asked: int, counted: Counters) ->
     if foreign > max(FOREIGN_CORES, SHARE * (os.cpu_count() or 1)):
         yield f"other processes took {foreign:.1f} of {os.cpu_count()} cores"
     if before.gpu_pids is not None and after.gpu_pids is not None:
-        for pid in sorted(before.gpu_pids | after.gpu_pids):
-            yield f"pid {pid} was on the GPU as well"
+        # Who was there before only holds memory, as far as can be told.
+        for pid in sorted(after.gpu_pids - before.gpu_pids):
+            yield f"pid {pid} came to the GPU"
     if counted.requests is not None and counted.requests > asked:
         yield f"the server answered {counted.requests - asked} requests that are not ours"

@@ -82,17 +82,29 @@ def round_s(passes: Sequence[Pass]) -> float | None:
 
 
 def accept_counts(passes: Sequence[Pass]) -> list[Count]:
-    """(gained tokens, rounds) for each request, or, where an engine counts none, for each pass."""
-    counts = []
+    """(gained tokens, rounds) for each prompt over all passes: at temperature 0 they answer the same, so
+    that more passes are no more evidence. Where an engine counts none for a request, one count of all.
+    """
+    by_prompt: dict[str, Count] = {}
+    pooled = Count(0, 0)
+    whole = True
     for p in passes:
-        by_request = [gained(a.completion_tokens, a.accepted, a.rounds, 1) for a in p.answers]
-        if None not in by_request:
-            counts += [count for count in by_request if count is not None]
-            continue
+        for a in p.answers:
+            count = gained(a.completion_tokens, a.accepted, a.rounds, 1)
+            whole = whole and count is not None
+            if count is not None:
+                by_prompt[a.prompt] = plus(by_prompt.get(a.prompt, Count(0, 0)), count)
         tokens = sum(a.completion_tokens for a in p.answers)
-        whole = gained(tokens, p.counted.accepted, p.counted.rounds, len(p.answers))
-        counts += [whole] if whole is not None else []
-    return counts
+        counted = gained(tokens, p.counted.accepted, p.counted.rounds, len(p.answers))
+        pooled = pooled if counted is None else plus(pooled, counted)
+    if whole:
+        return list(by_prompt.values())
+    return [pooled] if pooled.denominator else []
+
+
+def plus(one: Count, other: Count) -> Count:
+    """The sum of two counts."""
+    return Count(one.numerator + other.numerator, one.denominator + other.denominator)
 
 
 def gained(tokens: int, accepted: int | None, rounds: int | None, requests: int) -> Count | None:
@@ -103,7 +115,7 @@ def gained(tokens: int, accepted: int | None, rounds: int | None, requests: int)
 
 
 def accept_length(passes: Sequence[Pass], most: int, seed: int) -> Rate | None:
-    """The served accept length, by bootstrap over requests; `most` is the highest possible one."""
+    """The served accept length, by bootstrap over prompts; `most` is the highest possible one."""
     counts = accept_counts(passes)
     if not counts:
         return None

@@ -59,7 +59,7 @@ def served_as(
             f"{other[0]} is a change of the drafter itself, which an engine cannot be told; only "
             "wiring.layers can (job=drafter_test tests the others)"
         )
-    engine_class = engine_class or class_of(engine, read_target(target)[0])
+    engine_class = class_there(engine, engine_class, target)
     rule = rule_for(engine, version, engine_class)
     states = wiring.states(num_layers)
     written = ids_to_write(rule, states, num_layers)
@@ -87,6 +87,11 @@ def served_as(
             *written.notes,
         ),
     )
+
+
+def class_there(engine: str, named: str | None, target: Path) -> str | None:
+    """The target's class as the engine's rules name it: as named, else by its config."""
+    return named or class_of(engine, read_target(target)[0])
 
 
 def installed(engine: str, python: str) -> str:

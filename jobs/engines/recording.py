@@ -6,6 +6,7 @@ The overlay is a folder in front of the engine's PYTHONPATH; the engine's own fi
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from eagle3.errors import BadInput
 
 OVERLAY = Path(__file__).parent / "overlay"
 ARMED = "armed"
+SETTLE_S = 0.2  # for a call that had begun to write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +39,14 @@ class Recorder:
     def arm(self) -> None:
         """From here on calls are written."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        for late in self.folder.glob("*.pt"):  # of a call that ended behind the last `take`
+            late.unlink()
         (self.folder / ARMED).touch()
 
     def take(self) -> list[Tensor]:
         """Stop, and give what was written, [rows, A·H] a call in their order; it is gone behind this."""
         (self.folder / ARMED).unlink(missing_ok=True)
+        time.sleep(SETTLE_S)
         calls = []
         for path in sorted(self.folder.glob("*.pt")):
             calls.append(torch.load(path, weights_only=True).float())

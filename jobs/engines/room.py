@@ -6,31 +6,36 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from eagle3.errors import BadInput
 from eagle3.headers import find_weights
 from jobs.environment import memory
 
 # What a server needs on a CPU beside weights: its interpreter, its caches, its workers.
 PROCESS_BYTES = 3 << 30
 WIDEST = 2  # weights may be run in twice as many bytes as they are stored in
-FRACTIONS = ("mem_fraction_static", "gpu_memory_utilization")
+FRACTION = "gpu_memory_utilization"
 MOST = 0.95  # of a GPU that two servers may ask for
 
 
-def why_no_room(device: str, target: Path, drafter: Path, flags: Mapping[str, Any]) -> str | None:
-    """Why two servers may not stand at once; None: they may.
+def why_no_room(
+    engine: str, device: str, target: Path, drafter: Path, flags: Mapping[str, Any]
+) -> str | None:
+    """Why two servers may not stand at once; None: they may. Raises BadInput for a share that is none.
 
-    A server takes the share of a GPU that its flags say, or most of it.
+    vLLM takes the share of a GPU that its flags say. SGLang takes a share of what is free, so that the
+    second server would get less than the first.
     """
     if device != "cpu":
+        if engine != "vllm":
+            return f"{engine} takes a share of the GPU memory that is free"
         given = {name.lstrip("-").replace("-", "_"): value for name, value in flags.items()}
-        share = next((float(given[name]) for name in FRACTIONS if name in given), None)
-        if share is None:
-            return (
-                f"a server takes most of a GPU unless engine.flags names {' or '.join(FRACTIONS)}"
-            )
-        if 2 * share > MOST:
-            return f"each server takes {share:.0%} of a GPU"
-        return None
+        if FRACTION not in given:
+            return f"a server takes most of a GPU unless engine.flags names {FRACTION}"
+        try:
+            share = float(given[FRACTION])
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"engine.flags.{FRACTION} is {given[FRACTION]!r}, no number") from error
+        return None if 2 * share <= MOST else f"each server takes {share:.0%} of a GPU"
     needed = 2 * (WIDEST * (weights(target) + weights(drafter)) + PROCESS_BYTES)
     free = memory()["available"]
     if needed > free:

@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from eagle3.errors import BadInput
 from eagle3.files import read_json
 from eagle3.samples import LeftOut
@@ -35,6 +37,7 @@ def alone_request(request: Mapping[str, Any]) -> dict[str, Any]:
     tree = {"topk": topk, "draft_tokens": request["draft_tokens"]} if topk > 1 else None
     return {
         **request,
+        "device": "cpu",  # the engine has the GPUs, all of their memory
         "truth": "target_argmax",
         "max_samples": request["max_prompts"],
         "tree": tree,
@@ -56,6 +59,8 @@ class Setup:
         self.steps, self.topk = int(request["steps"]), int(request["topk"])
         self.patience = Patience(start_s=request["start_s"], first_s=request["first_s"])
         self.folder = events.path.parent / "engine"
+        on_gpu = request["device"] != "cpu" and torch.cuda.is_available()
+        self.device = "cuda" if on_gpu else "cpu"  # of the engine
         refuse_simulated(self.environment)
 
     def source(self) -> Path:
@@ -69,8 +74,8 @@ class Setup:
         tokens = self.request["draft_tokens"] if self.topk > 1 else None
         return Draft(folder=folder, steps=self.steps, topk=self.topk, draft_tokens=tokens)
 
-    def served(self, wiring: Wiring) -> ServedAs:
-        """The wiring as the engine is told of it, in the release that is there."""
+    def release(self) -> str:
+        """The engine's release that is there. Raises BadInput where that is not the one named."""
         name, url = self.asked["name"], self.asked["url"]
         if url is not None:
             version = attach(self.engine, url, "asked").facts.version or self.asked["version"]
@@ -81,15 +86,42 @@ class Setup:
                 f"engine.version={self.asked['version']}, but {name} {version} is what is there; leave "
                 "it out, or name the interpreter that has the other: engine.python=…"
             )
+        if version is None:
+            raise BadInput(f"{name} at {url} does not say its release; name it: engine.version=X")
+        return str(version)
+
+    def served(self, wiring: Wiring) -> ServedAs:
+        """The wiring as the engine is told of it, in the release that is there."""
         return served_as(
             read_json(self.source() / "config.json"),
             self.target,
             wiring,
-            engine=name,
-            version=str(version),
+            engine=self.asked["name"],
+            version=self.release(),
             engine_class=self.asked["engine_class"],
             num_layers=self.alone.target.num_layers,
         )
+
+    def on_its_own(self, case: Mapping[str, Any]) -> dict[str, Any]:
+        """What the drafter does alone on the data; no figures, which is said, where the data does not
+        hold what they need.
+        """
+        try:
+            return self.alone.run_case({"case_id": case["case_id"], "wiring": case["wiring"]})
+        except BadInput as error:
+            note = f"the drafter alone is not measured: {error}"
+            self.events.note(note)
+            return {
+                "metrics": {},
+                "curves": {},
+                "findings": [],
+                "wiring": Wiring.parse(case["wiring"]).plain(),
+                "fingerprints": {
+                    "target": self.alone.target.fingerprint,
+                    "drafter": self.alone.checkpoint.fingerprint,
+                },
+                "notes": [note],
+            }
 
     def python(self) -> str:
         """The interpreter that has the engine."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobs.engines.engine import Wanted, arguments
-from jobs.engines.metrics_text import by_label, totals
+from jobs.engines.metrics_text import totals
 from jobs.engines.records import Answered, Counters, Facts, Request
 from jobs.engines.talk import Address, Deadline, ServerError, get, get_json, post, stream
 
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN"  # makes the engine accept drafts that are wrong
+# What is not kept of /server_info: figures since the start, and what may hold a secret.
+HIDDEN = re.compile(
+    r"internal_states|launch_command|key|secret|token$|password|auth", re.IGNORECASE
+)
 IDLE_S = 20.0  # from a request's last token to an idle scheduler
 PAUSE_S = 0.05
 OWN = (
@@ -70,7 +75,7 @@ class SGLang:
             version=said.get("version"),
             model=said.get("model_path"),
             drafter=said.get("speculative_draft_model_path"),
-            flags={k: v for k, v in said.items() if k != "internal_states" and is_plain(v)},
+            flags={k: v for k, v in said.items() if is_plain(v) and not HIDDEN.search(k)},
             printed_accept_length=state.get("avg_spec_accept_length"),
         )
 
@@ -78,16 +83,15 @@ class SGLang:
         """Of /metrics, where the server was started with --enable-metrics."""
         try:
             text = get(address, "/metrics")
-        except ServerError:
-            return Counters()
+        except ServerError as error:
+            if "answered 404" in str(error):
+                return Counters()
+            raise
         counted = totals(text)
         return Counters(
             rounds=counted.get("sglang:spec_verify_calls_total"),
             generated=counted.get("sglang:generation_tokens_total"),
             requests=counted.get("sglang:num_requests_total"),
-            per_position=positions(
-                by_label(text, "sglang:spec_accepted_tokens_per_pos_total", "pos")
-            ),
         )
 
     def forget(self, address: Address) -> None:
@@ -166,11 +170,6 @@ def whole(parts: Sequence[Sequence[int]], count: int, address: Address) -> tuple
 def histogram(given: Any) -> tuple[int, ...] | None:
     """Rounds by accepted drafts; None where the release gives none."""
     return tuple(int(count) for count in given) if isinstance(given, list) and given else None
-
-
-def positions(counted: Mapping[str, int]) -> tuple[int, ...]:
-    """A counter by position, in the order of positions."""
-    return tuple(counted[key] for key in sorted(counted, key=int))
 
 
 def is_plain(value: object) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from jobs.engines.engine import Wanted, arguments
 from jobs.engines.metrics_text import by_label, totals
 from jobs.engines.records import Answered, Counters, Facts, Request
-from jobs.engines.sglang import positions
 from jobs.engines.talk import Address, ServerError, get, get_json, stream
 
 OWN = ("model", "host", "port", "speculative_config", "enable_prefix_caching")
@@ -21,6 +21,9 @@ class VLLM:
     """The adapter."""
 
     name = "vllm"
+
+    def __init__(self) -> None:
+        self._models: dict[Address, str] = {}
 
     def command(self, wanted: Wanted) -> list[str]:
         """`python -m vllm.entrypoints.openai.api_server …`."""
@@ -60,6 +63,12 @@ class VLLM:
             flags={"max_model_len": model.get("max_model_len"), "served_model_name": model["id"]},
         )
 
+    def model(self, address: Address) -> str:
+        """What it calls its model; asked once."""
+        if address not in self._models:
+            self._models[address] = get_json(address, "/v1/models")["data"][0]["id"]
+        return self._models[address]
+
     def counters(self, address: Address) -> Counters:
         """Of /metrics; a server without a drafter has no rounds."""
         text = get(address, "/metrics")
@@ -82,7 +91,7 @@ class VLLM:
         """/v1/completions, streamed; its counters are the server's, so only those of one alone are."""
         before = self.counters(address) if alone else Counters()
         body = {
-            "model": self.facts(address).flags["served_model_name"],
+            "model": self.model(address),
             "prompt": list(request.prompt.ids),
             "max_tokens": request.prompt.new_tokens,
             "temperature": 0,
@@ -143,3 +152,8 @@ class VLLM:
             if time.monotonic() > end:
                 raise ServerError(f"{address.url}/metrics does not count a request that has ended")
             time.sleep(PAUSE_S)
+
+
+def positions(counted: Mapping[str, int]) -> tuple[int, ...]:
+    """A counter by position, in the order of positions."""
+    return tuple(counted[key] for key in sorted(counted, key=int))

@@ -64,6 +64,7 @@ def test_the_probe_names_what_was_fed(page: dict[str, list[str]], tmp_path: Path
     assert '"eagle_config.eagle_aux_hidden_state_layer_ids": [-1, 2, 30]' in said
 
 
+@pytest.mark.filterwarnings("ignore:.*noload")  # of MLflow's own queries
 def test_the_benchmark_ends_in_a_table_and_is_filed(
     page: dict[str, list[str]], tmp_path: Path
 ) -> None:

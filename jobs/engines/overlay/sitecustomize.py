@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 FOLDER = os.environ.get("DRAFTER_RECORD")
-MOST = 4096  # calls; behind that nothing is written
+MOST = 4096  # calls since it was armed; behind that nothing is written
 MODULES = {
     "sglang.srt.models.llama_eagle3",
     "sglang.srt.models.kimi_k25_eagle3",
@@ -72,9 +72,16 @@ def watch(module) -> None:  # type: ignore[no-untyped-def]
 def record(_, inputs) -> None:  # type: ignore[no-untyped-def]
     """Write one input of fc, [rows, A·H], where that is asked for."""
     folder = Path(str(FOLDER))
-    if not (folder / "armed").exists() or not is_first():
+    try:
+        armed = (folder / "armed").stat().st_mtime_ns
+    except OSError:
+        return
+    if not is_first():
         return
     import torch
+
+    if armed != record.armed:  # type: ignore[attr-defined]
+        record.armed, record.calls = armed, 0  # type: ignore[attr-defined]
 
     if torch.compiler.is_compiling() or record.calls >= MOST:  # type: ignore[attr-defined]
         return
@@ -84,7 +91,7 @@ def record(_, inputs) -> None:  # type: ignore[no-untyped-def]
     (folder / f".{name}").replace(folder / name)
 
 
-record.calls = 0  # type: ignore[attr-defined]
+record.armed = record.calls = 0  # type: ignore[attr-defined]
 
 
 def is_first() -> bool:

@@ -169,7 +169,7 @@ def test_when_the_repeats_are_used_up_that_is_told_and_the_measurement_ends() ->
     assert len(measured.pairs(1)) == 5  # there are no others
     assert [note.rpartition("; ")[2] for note in measured.notes] == [
         *2 * ["it is measured again"],
-        *3 * ["job.budget.repeats is used up, so it stands as it is"],
+        *3 * ["it is not measured again (job.budget.repeats)"],
     ]
 
 

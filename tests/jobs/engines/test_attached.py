@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -73,10 +74,32 @@ def test_sglang_tells_its_flags_and_vllm_does_not(serve: Serve, draft: Draft) ->
     sglang = attach(ENGINES["sglang"](), serve(draft=draft).url, "speculative").facts
     assert sglang.drafter == str(draft.folder)
     assert sglang.printed_accept_length == 2.6
-    assert untold(sglang) == []
+    words, unknown = untold(sglang, draft.folder)
+    assert "has the weights of" in unknown  # neither folder has any
+    assert words.startswith("the server's cache of prefixes is emptied before each pass")
+    assert "whether it simulates acceptance is not known" in words
     vllm = attach(ENGINES["vllm"](), serve("vllm", draft=draft).url, "speculative").facts
-    (words,) = untold(vllm)
+    words, cached = untold(vllm, draft.folder)
     assert words.startswith("vllm does not tell its flags or its drafter")
+    assert cached.startswith("where the server caches prefixes")
+
+
+def test_a_drafter_of_other_weights_under_the_same_ids_is_told(
+    serve: Serve, draft: Draft, tmp_path: Path
+) -> None:
+    for name in ("served", "asked", "same"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "model.safetensors").write_bytes(b"1" if name == "asked" else b"0")
+    served = replace(draft, folder=tmp_path / "served")
+    facts = attach(ENGINES["sglang"](), serve(draft=served).url, "speculative").facts
+    target = Path(str(facts.model))
+    (told,) = differences(facts, target, served, None, source=tmp_path / "asked")
+    assert told == f"its drafter {tmp_path / 'served'} has other weights than {tmp_path / 'asked'}"
+    assert list(differences(facts, target, served, None, source=tmp_path / "same")) == []
+    missing = tmp_path / "nowhere"
+    assert list(differences(facts, target, served, None, source=missing)) == []
+    assert f"has the weights of {missing} is not known" in untold(facts, missing)[-1]
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_nothing_that_was_started_is_left(
 def test_without_room_for_two_one_stands_at_a_time(cramped: Bench) -> None:
     result = cramped.run("vllm", advice=False)
     assert arms(result) == [("baseline", 0), ("speculative", 0), ("baseline", 1)]
-    assert "one server at a time, since two servers need about" in cramped.said()
+    assert "passes of each server, one at a time, since two servers need about" in cramped.said()
     (level,) = result["bench"]["levels"]
     assert level["between_starts"] >= 0
     assert level["accept_length"]["value"] == 2.5

@@ -50,11 +50,23 @@ def test_the_accept_length_is_accepted_and_a_bonus_each_over_rounds() -> None:
 
 
 def test_without_accepted_ones_it_is_the_tokens_behind_the_prefills_over_rounds() -> None:
-    passes = [one_pass(answered(9, rounds=4), answered(5, rounds=2))]
+    passes = [one_pass(answered(9, rounds=4, prompt="a"), answered(5, rounds=2, prompt="b"))]
     assert [(c.numerator, c.denominator) for c in figures.accept_counts(passes)] == [(8, 4), (4, 2)]
     found = figures.accept_length(passes, most=4, seed=0)
     assert found is not None
     assert found.value == 2.0
+
+
+def test_more_passes_over_the_same_prompts_are_no_more_evidence() -> None:
+    one = one_pass(
+        answered(13, accepted=9, rounds=3, prompt="a"),
+        answered(9, accepted=4, rounds=4, prompt="b"),
+    )
+    alone, often = (figures.accept_length([one] * n, most=5, seed=0) for n in (1, 8))
+    assert alone is not None
+    assert often is not None
+    assert (often.value, often.low, often.high) == (alone.value, alone.low, alone.high)
+    assert (often.numerator, often.denominator) == (8 * alone.numerator, 8 * alone.denominator)
 
 
 def test_of_requests_without_counters_the_servers_count_for_the_pass() -> None:

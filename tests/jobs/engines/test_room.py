@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from eagle3.errors import BadInput
 from jobs.engines import room
 from jobs.engines.room import PROCESS_BYTES, weights, why_no_room
 
@@ -33,28 +34,37 @@ def test_on_a_cpu_both_must_fit_into_what_is_free(
 ) -> None:
     needed = 2 * (2 * (SIZE + SIZE) + PROCESS_BYTES)
     monkeypatch.setattr(room, "memory", lambda: {"available": needed})
-    assert why_no_room("cpu", model, model, {}) is None
+    assert why_no_room("sglang", "cpu", model, model, {}) is None
     monkeypatch.setattr(room, "memory", lambda: {"available": needed - (1 << 30)})
-    assert why_no_room("cpu", model, model, {}) == (
+    assert why_no_room("sglang", "cpu", model, model, {}) == (
         "two servers need about 6.0 GiB of the 5.0 that are free"
     )
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("engine", "flags", "words"),
     [
+        ("vllm", {}, "takes most of a GPU unless engine.flags names gpu_memory_utilization"),
+        ("vllm", {"gpu_memory_utilization": "0.45"}, None),
+        ("vllm", {"--gpu-memory-utilization": 0.45}, None),
+        ("vllm", {"gpu-memory-utilization": 0.5}, "each server takes 50% of a GPU"),
+        # Its share is of what is free, so that the second one would be another server.
         (
-            {},
-            "takes most of a GPU unless engine.flags names mem_fraction_static or gpu_memory_util",
+            "sglang",
+            {"mem_fraction_static": 0.4},
+            "sglang takes a share of the GPU memory that is free",
         ),
-        ({"mem_fraction_static": 0.4}, None),
-        ({"--mem-fraction-static": 0.4}, None),
-        ({"gpu_memory_utilization": "0.45"}, None),
-        ({"gpu-memory-utilization": 0.5}, "each server takes 50% of a GPU"),
     ],
 )
 def test_on_a_gpu_the_servers_shares_decide(
-    flags: dict[str, object], words: str | None, model: Path
+    engine: str, flags: dict[str, object], words: str | None, model: Path
 ) -> None:
-    found = why_no_room("cuda:0", model, model, flags)
+    found = why_no_room(engine, "cuda", model, model, flags)
     assert found is None if words is None else words in (found or "")
+
+
+def test_a_share_that_is_no_number_is_refused(model: Path) -> None:
+    with pytest.raises(
+        BadInput, match=r"engine\.flags\.gpu_memory_utilization is 'auto', no number"
+    ):
+        why_no_room("vllm", "cuda", model, model, {"gpu_memory_utilization": "auto"})
