@@ -9,6 +9,7 @@ without Python, so that what runs in one is not seen.
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -59,6 +60,7 @@ def watch(module) -> None:  # type: ignore[no-untyped-def]
         if made_by is None:
             continue
 
+        @functools.wraps(made_by)  # vLLM looks at the signature
         def init(self, *args, made=made_by, **kwargs):  # type: ignore[no-untyped-def]
             made(self, *args, **kwargs)
             fc = getattr(self, "_modules", {}).get("fc")

@@ -17,7 +17,7 @@ MODEL = """
 import torch
 
 class LlamaModel(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, *, vllm_config=None):
         super().__init__()
         self.fc = torch.nn.Linear(6, 2)
 
@@ -27,9 +27,10 @@ class Other(torch.nn.Module):
         self.proj = torch.nn.Linear(6, 2)
 """
 RUN = """
-import os, pathlib, torch
+import inspect, os, pathlib, torch
 from vllm.model_executor.models.llama_eagle3 import LlamaModel, Other
 armed = pathlib.Path(os.environ["DRAFTER_RECORD"]) / "armed"
+assert "vllm_config" in inspect.signature(LlamaModel.__init__).parameters
 model, other = LlamaModel(), Other()
 for rows in (5, 2):
     model.fc(torch.full((rows, 6), float(rows)))
