@@ -18,7 +18,7 @@ def show_bench(show: Show, bench: Mapping[str, Any]) -> None:
     """The table by concurrency, what limits at each, how the texts agree, and the servers."""
     ids = "its own states" if bench["ids"] is None else f"ids {bench['ids']}"
     states = ", ".join(map(str, bench["states"]))
-    shape = f"{bench['steps']} steps"
+    shape = "no drafter in either" if bench.get("control") else f"{bench['steps']} steps"
     if bench["topk"] > 1:
         shape += f", topk {bench['topk']}, {bench['draft_tokens']} draft tokens"
     show.line(

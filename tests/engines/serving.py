@@ -47,6 +47,7 @@ def flags(engine: str) -> dict[str, Any]:
         "disable_cuda_graph": True,
         "disable_overlap_schedule": True,
         "skip_server_warmup": True,
+        "sleep_on_idle": True,  # two servers poll at full speed on two cores otherwise
     }
 
 
