@@ -120,7 +120,7 @@ def test_its_dump_is_in_speculators_layout_and_ends_with_state_59(tmp_path: Path
 
 def test_a_rebuild_without_the_peers_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(
-        BadInput, match=r"cannot be started .* make it with `python -m tests\.peers\.setup_peers"
+        BadInput, match=r"cannot be started .* `python -m tests\.peers\.setup_peers`"
     ):
         check_peers(tmp_path / "python")
     with pytest.raises(BadInput, match=r"cannot run speculators' training .*No module named"):
