@@ -93,11 +93,6 @@ def post(address: Address, path: str, body: Mapping[str, Any], seconds: float = 
     return exchange(address, "POST", path, body, Deadline(seconds)).decode("utf-8", "replace")
 
 
-def post_json(address: Address, path: str, body: Mapping[str, Any], seconds: float) -> Any:
-    """The JSON that a request is answered with. Raises ServerError."""
-    return parsed(post(address, path, body, seconds), f"{address.url}{path}")
-
-
 def stream(
     address: Address, path: str, body: Mapping[str, Any], seconds: float
 ) -> Iterator[tuple[float, dict[str, Any]]]:
