@@ -101,22 +101,26 @@ class Count:
     denominator: int
 
 
-def count_chains(chains: Chains) -> dict[str, Count]:
-    """All raw counts of one text, by metric name (curves as NAME@step)."""
+def count_chains(chains: Chains, *, marginal: bool = True) -> dict[str, Count]:
+    """All raw counts of one text, by metric name (curves as NAME@step).
+
+    Without `marginal` what is drafted behind a chain's first miss counts nowhere.
+    """
     correct, decided = chains.correct & chains.decided, chains.decided
     so_far = correct.long().cumprod(1).bool()
     before = torch.cat([torch.ones_like(so_far[:, :1]), so_far[:, :-1]], 1)
+    covered = chains.in_vocab[:, None] & decided
+    by_step = [x.sum(0) for x in (correct, decided, so_far, before & decided, covered)]
+    right, known, right_so_far, known_so_far, in_vocab = torch.stack(by_step).tolist()
     counts = {
-        "accuracy": Count(int(correct[:, 0].sum()), int(decided[:, 0].sum())),
-        "coverage": Count(int((chains.in_vocab & decided[:, 0]).sum()), int(decided[:, 0].sum())),
+        "accuracy": Count(right[0], known[0]),
+        "coverage": Count(in_vocab[0], known[0]),
     }
     for s in range(correct.shape[1]):
-        all_decided = int(decided[:, s].sum())
-        counts[f"step_accuracy/marginal@{s}"] = Count(int(correct[:, s].sum()), all_decided)
-        counts[f"step_accuracy/cumulative@{s}"] = Count(int(so_far[:, s].sum()), all_decided)
-        counts[f"step_accuracy/conditional@{s}"] = Count(
-            int(so_far[:, s].sum()), int((before[:, s] & decided[:, s]).sum())
-        )
+        if marginal:
+            counts[f"step_accuracy/marginal@{s}"] = Count(right[s], known[s])
+        counts[f"step_accuracy/cumulative@{s}"] = Count(right_so_far[s], known[s])
+        counts[f"step_accuracy/conditional@{s}"] = Count(right_so_far[s], known_so_far[s])
     whole = decided.all(1)
     gained = 1 + so_far.long().sum(1)  # the bonus token included
     counts["accept_length_uniform"] = Count(int(gained[whole].sum()), int(whole.sum()))

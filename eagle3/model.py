@@ -126,10 +126,10 @@ class Attention(nn.Module):
         window_from_row: bool,
         asked: Tensor | None,
     ) -> tuple[Tensor, KeysValues]:
-        """Attend from `rows` [R] of the text; z [B, R, inputs] → [B, R, H] and the step's own keys.
+        """Attend from `rows` of the text; z [B, R, inputs] → [B, R, H] and the step's own keys.
 
         `turn` is the step's cos and sin; `earlier` is what this layer kept of the steps before;
-        `asked` as in Drafter.step.
+        `rows` and `asked` as in Drafter.step.
         """
         q, k, v = self.project(z, *turn, asked)
         if asked is not None:
@@ -141,7 +141,7 @@ class Attention(nn.Module):
             if self.window is not None and not window_from_row:
                 starts, own = rows + len(earlier), own[-self.window :]
             seen = visible(rows, earlier[0][0].shape[2], starts, self.window)
-            a = attend_chain(q, earlier[0], own, seen)
+            a = attend_chain(q, earlier[0], own, seen.unsqueeze(-3))
         elif self.window is None:
             a = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
@@ -167,7 +167,7 @@ def visible(rows: Tensor, length: int, starts: Tensor, window: int | None) -> Te
 
 
 def attend_chain(q: Tensor, native: KeysValues, own: Sequence[KeysValues], seen: Tensor) -> Tensor:
-    """Each row over the native keys that it has `seen` [R, T], and its own deeper keys.
+    """Each row over the native keys that it has `seen` [..., 1, R, T], and its own deeper keys.
 
     q [B, heads, R, d]; native [B, kv_heads, T, d]; each of own [B, kv_heads, R, d] → [B, heads, R, d].
     """
@@ -228,7 +228,7 @@ class DecoderLayer(nn.Module):
         window_from_row: bool,
         asked: Tensor | None,
     ) -> tuple[Tensor, KeysValues]:
-        """One step for `rows` [R]: g [B, R, H] → y [B, R, H], or of the rows `asked` for [B, A, H].
+        """One step for `rows`: g [B, R, H] → y [B, R, H], or of the rows `asked` for [B, A, H].
 
         `embedded` goes to the first layer.
         """
@@ -308,7 +308,9 @@ class Drafter(nn.Module):
         window_from_row: bool = False,
         asked: Tensor | None = None,
     ) -> Tensor:
-        """One step for `rows` [R] of the text: embedded and g [B, R, H_d] → y [B, R, H_d].
+        """One step for `rows` of the text: embedded and g [B, R, H_d] → y [B, R, H_d].
+
+        `rows` are those of every text, [R], or, behind the first step, each text's own, [B, R].
 
         `asked` [B, A], on the first step only, are the rows whose y is wanted → y [B, A, H_d]: what the
         last layer makes of the others alone is left out, unless the text is so long that its mask would
@@ -328,6 +330,8 @@ class Drafter(nn.Module):
         shape = self.shape
         positions = rows if shape.standing else rows + len(cache)
         turn = cos_sin(shape.rope, positions, shape.head_dim, g.dtype, shape.interleaved)
+        if rows.dim() > 1:
+            turn = turn[0][:, None], turn[1][:, None]  # the same for every head
         # A target's table comes in the numbers it is stored in.
         given: Tensor | None = embedded.to(g.dtype)
         y, entries = g, []

@@ -22,7 +22,7 @@ def cos_sin(
     dtype: torch.dtype,
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, head_dim] of the rotary embedding at `positions` [T], computed in float32.
+    """cos and sin [..., T, head_dim] of the rotary embedding at `positions` [..., T], in float32.
 
     They lie as `rotate` takes them: half-split, or `interleaved`.
 
@@ -39,7 +39,7 @@ def cos_sin(
                 "longer texts out, or state in config.json the rope that is served"
             )
     frequencies, factor = inverse_frequencies(rope, head_dim)
-    angles = positions.float()[:, None] * frequencies.to(positions.device)[None, :]
+    angles = positions.float()[..., None] * frequencies.to(positions.device)
     angles = angles.repeat_interleave(2, -1) if interleaved else torch.cat([angles, angles], -1)
     return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
 

@@ -11,7 +11,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from orchestrator.show import Show
 
-CURVES = ("step_accuracy/conditional", "step_accuracy/marginal")
+CURVES = ("step_accuracy/conditional", "step_accuracy/cumulative")
 MOST_GROUPS = 8  # of dropped wirings; the others are counted
 MOST_OF_A_GROUP = 2
 MOST_TEACHERS = 4

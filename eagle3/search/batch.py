@@ -5,7 +5,7 @@ Attention is causal, so what stands behind a text changes nothing in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -92,13 +92,13 @@ class Batch:
             g = g * torch.rsqrt(mean + shape.norm_eps)
         return g if drafter.fc.bias is None else g + drafter.fc.bias
 
+    def ids_until(self, length: int) -> Tensor:
+        """The tokens up to a length behind the rows too, [B, length]; -1 behind a text."""
+        cut = [text.ids[:length] for text in self.texts]
+        ids = pad_sequence(cut, batch_first=True, padding_value=-1)
+        return F.pad(ids, (0, length - ids.shape[1]), value=-1)
+
     def tokens(self, token: Token) -> Tensor:
         """The tokens beside the states in the first step, [B, L]."""
         shift = FIRST_TOKEN[token]
         return self.ids[:, shift : shift + self.length]
-
-
-def shared_rows(texts: Iterable[Text]) -> Tensor:
-    """Every row that one of the texts is scored behind, ascending."""
-    rows: Tensor = torch.cat([text.rows for text in texts]).unique()
-    return rows

@@ -29,7 +29,7 @@ from eagle3.wiring import Wiring
 
 FIRST_TEXTS = 6  # of the first round; each later one takes twice as many
 # Of more contestants fewer texts tell first whom to go on with.
-MANY, FEW_TEXTS, LEAST_STAY, STEEP_STAY = 200, 3, 50, 12
+MANY, FEW_TEXTS, LEAST_STAY, STEEP_STAY = 200, 2, 50, 12
 MANY_TEXTS = 16  # of which a part would be too few
 LENGTH = "accept_length"
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +27,9 @@ from eagle3.errors import BadInput
 from eagle3.metrics import Count, count_chains, judge_chains
 from eagle3.model import Cache, Drafter, DrafterShape
 from eagle3.samples import asked_in_vain
-from eagle3.search.batch import Batch, shared_rows
+from eagle3.search.batch import Batch
 from eagle3.search.outputs import FEW, Outputs
+from eagle3.search.spread import spread
 from eagle3.search.texts import Text, known_states
 from eagle3.target import TargetParts
 from eagle3.wiring import D2T, DecoderLayer, Embedding, Head, Token, Wiring, needs_target
@@ -36,6 +37,7 @@ from eagle3.wiring import D2T, DecoderLayer, Embedding, Head, Token, Wiring, nee
 # Positions that go through the block together. More leave the processor's caches, fewer leave small
 # drafters waiting for the next operation to begin.
 AT_ONCE = {"cpu": 1024, "cuda": 16384}
+SMALL = 1024  # width up to which each core takes a share of its own
 ROWS_AT_ONCE = 512  # bounds logits to [512, V_d]
 TEMPERATURES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0)  # that losses are tried at
 SCORES_AT_ONCE = 1 << 25  # numbers in the deeper steps' attention scores
@@ -44,6 +46,16 @@ WASTE = 1.2  # rows that are run, padding included, over those that are asked fo
 
 Sum = tuple[tuple[int, ...], bool, bool]  # states, and the shape's norm_before_fc and fc_norm
 Block = tuple[DrafterShape, Embedding, Token]
+Picked = tuple[Sequence[Wiring], Mapping[int, Tensor]]  # alike, and what is picked on each text
+
+
+@dataclass(frozen=True)
+class Share:
+    """First steps that go through the block together."""
+
+    batch: Batch
+    block: Block | None  # None: left out
+    sums: Sequence[tuple[Sum, Sequence[Wiring]]]
 
 
 class Scorer:
@@ -80,6 +92,9 @@ class Scorer:
         self._heads: dict[D2T, Tensor] = {}
         device = str(texts[0].ids.device.type)
         self._at_once = AT_ONCE.get(device, AT_ONCE["cuda"])
+        self._cores = 1
+        if device == "cpu" and checkpoint.drafter.shape.hidden <= SMALL:
+            self._cores = torch.get_num_threads()
 
     @property
     def scored(self) -> int:
@@ -198,14 +213,17 @@ class Scorer:
         return self._scored[number]
 
     def chains(self, wiring: Wiring, chosen: Sequence[int], teacher: str) -> list[dict[str, Count]]:
-        """eagle3.metrics.count_chains of each chosen text, against the teacher's choices."""
+        """eagle3.metrics.count_chains of each chosen text, against the teacher's choices.
+
+        But for step_accuracy/marginal: a chain is followed to its first miss only.
+        """
         drafted = self._drafted[wiring]
         new = [i for i in chosen if i not in drafted]
         if new:
             self.check(wiring)
-            for batch in self._batches(new, deeper=True):
-                for i, chains in zip(batch.numbers, self._draft(wiring, batch), strict=True):
-                    drafted[i] = chains
+            batches = self._batches(new)
+            for batch, made in spread(partial(self._draft, wiring), batches, self._cores):
+                drafted.update(zip(batch.numbers, made, strict=True))
         t2d = self.checkpoint.vocabulary(self.to_target(wiring.d2t))
         counts = []
         for i in chosen:
@@ -213,7 +231,7 @@ class Scorer:
             truth = text.truths[teacher]
             chains = drafted[i].long()
             judged = judge_chains(chains, text.rows, text.ids, text.mask, truth, t2d)
-            counts.append(count_chains(judged))
+            counts.append(count_chains(judged, marginal=False))
         return counts
 
     # What a wiring stands for.
@@ -275,6 +293,7 @@ class Scorer:
             made = head_of(self.checkpoint, self.target, Head.target, rows)
             assert made is not None
             self._heads[wiring.d2t] = made
+            return made
         return self._heads[wiring.d2t]
 
     # The first step.
@@ -293,11 +312,14 @@ class Scorer:
         for new, asked in lacking.items():
             unlike = [w for w in asked if not self._picked(w, new)]
             kept = len(unlike) <= FEW and self._outputs.make_room(len(unlike), new)
-            for batch in self._batches(new) if unlike else ():
-                for y, alike in self._first_steps(batch, unlike):
-                    self._pick(batch, y, alike)
+            shares = self._shares(new, unlike)
+            for share, made in spread(self._first_steps_and_picks, shares, self._cores):
+                for y, alike, picked in made:
+                    for same, picks in picked:
+                        for wiring in same:
+                            self._picks[by_picks(wiring)].update(picks)
                     if kept:
-                        self._outputs.keep(batch, y, alike)
+                        self._outputs.keep(share.batch, y, alike)
             self._count(asked, new)
 
     def _run(self, wirings: Sequence[Wiring], chosen: Sequence[int]) -> None:
@@ -308,9 +330,10 @@ class Scorer:
             if new := self._outputs.lacking(wiring, chosen):
                 lacking[new].append(wiring)
         for new, asked in lacking.items():
-            for batch in self._batches(new):
-                for y, alike in self._first_steps(batch, asked):
-                    self._outputs.keep(batch, y, alike)
+            shares = self._shares(new, asked)
+            for share, made in spread(self._first_steps, shares, self._cores):
+                for y, alike in made:
+                    self._outputs.keep(share.batch, y, alike)
 
     def _picked(self, wiring: Wiring, chosen: Iterable[int]) -> bool:
         """Whether what the head picks on these texts is known, if from another reading of d2t."""
@@ -333,37 +356,22 @@ class Scorer:
             for i, of_text in zip(chosen, right, strict=True):
                 rights[i] = tuple(of_text.sum(1).tolist())
 
-    def _batches(self, chosen: Sequence[int], *, deeper: bool = False) -> Iterator[Batch]:
-        """The chosen texts, as many together as go through the block at once.
-
-        Only such as are about equally long; for `deeper` steps such as draft from about the same rows.
-        """
-
-        def place(i: int) -> tuple[int, int]:
-            rows = self.texts[i].rows
-            first, last = int(rows[0]), int(rows[-1])
-            return (first, last) if deeper else (last, 0)
-
+    def _batches(self, chosen: Sequence[int]) -> Iterator[Batch]:
+        """The chosen texts, as many that are about equally long as go through the block together."""
         shape = self.checkpoint.drafter.shape
         group: list[int] = []
-        for i in sorted(chosen, key=place):
+        for i in sorted(chosen, key=lambda i: int(self.texts[i].rows[-1])):
             more = [*group, i]
             lengths = [int(self.texts[n].rows[-1]) + 1 for n in more]
-            run, needed = len(more) * max(lengths), sum(lengths)
-            full = run > self._at_once
-            if deeper:
-                run = len(more) * len(shared_rows(self.texts[n] for n in more))
-                needed = sum(len(self.texts[n].rows) for n in more)
-            if group and (full or run > WASTE * needed):
+            run = len(more) * max(lengths)
+            if group and (run > self._at_once or run > WASTE * sum(lengths)):
                 yield Batch(group, [self.texts[n] for n in group], shape)
                 more = [i]
             group = more
         yield Batch(group, [self.texts[n] for n in group], shape)
 
-    def _first_steps(
-        self, batch: Batch, wirings: Sequence[Wiring]
-    ) -> Iterator[tuple[Tensor, Sequence[Wiring]]]:
-        """The block's output y [N, H_d] with the wirings that give this one."""
+    def _shares(self, chosen: Sequence[int], wirings: Sequence[Wiring]) -> Iterator[Share]:
+        """The first steps of these wirings on these texts, in parts that are run at once."""
         # Whatever only shows behind the first step, or behind the block, is no part of the key.
         own = self.checkpoint.drafter.shape
         unseen = ("feedback_normed", "head_norm", "standing", "norm_before_fc", "fc_norm")
@@ -376,13 +384,27 @@ class Scorer:
             if wiring.decoder_layer is DecoderLayer.included:
                 block = (replace(shape, **usual), wiring.embedding, wiring.token)
             blocks[block][total].append(wiring)
-        side_by_side = max(1, self._at_once // (len(batch.texts) * batch.length))
-        for block, sums in blocks.items():
-            totals = list(sums)
-            for at in range(0, len(totals), side_by_side):
-                some = totals[at : at + side_by_side]
-                for total, y in zip(some, self._hidden(batch, block, some), strict=True):
-                    yield y, sums[total]
+        for batch in self._batches(chosen) if wirings else ():
+            side_by_side = max(1, self._at_once // (len(batch.texts) * batch.length))
+            for block, sums in blocks.items():
+                totals = list(sums.items())
+                for at in range(0, len(totals), side_by_side):
+                    yield Share(batch, block, totals[at : at + side_by_side])
+
+    @torch.no_grad()
+    def _first_steps(self, share: Share) -> list[tuple[Tensor, Sequence[Wiring]]]:
+        """The block's outputs y [N, H_d], each with the wirings that give this one."""
+        hidden = self._hidden(share.batch, share.block, [total for total, _ in share.sums])
+        return [(y, alike) for y, (_, alike) in zip(hidden, share.sums, strict=True)]
+
+    def _first_steps_and_picks(
+        self, share: Share
+    ) -> list[tuple[Tensor, Sequence[Wiring], list[Picked]]]:
+        """The same with what the head picks there."""
+        return [
+            (y, alike, self._picks_of(share.batch, y, alike))
+            for y, alike in self._first_steps(share)
+        ]
 
     def _hidden(self, batch: Batch, block: Block | None, totals: Sequence[Sum]) -> Tensor:
         """The block's output y at the scored rows for several sums, [sums, N, H_d]."""
@@ -402,17 +424,19 @@ class Scorer:
         y = self.drafter(shape).step(embedded, g, rows, [], asked=asked)
         return y.view(len(totals), *batch.asked.shape, -1)[:, batch.is_row]
 
-    def _pick(self, batch: Batch, y: Tensor, wirings: Sequence[Wiring]) -> None:
-        """Keep what the head picks for wirings whose first steps give the same y [N, H_d]."""
+    @torch.no_grad()
+    def _picks_of(self, batch: Batch, y: Tensor, wirings: Sequence[Wiring]) -> list[Picked]:
+        """What the head picks for wirings whose first steps give the same y [N, H_d]."""
         heads: dict[tuple[bool, Head, D2T | None], list[Wiring]] = defaultdict(list)
         for wiring in wirings:
             reading = wiring.d2t if wiring.head is Head.target else None
             heads[self.shape(wiring).head_norm, wiring.head, reading].append(wiring)
         counts = [len(text.rows) for text in batch.texts]
+        picked: list[Picked] = []
         for (normed, _, _), alike in heads.items():
             picks = self.picks(y, alike[0], normed).int().split(counts)
-            for wiring in alike:
-                self._picks[by_picks(wiring)].update(zip(batch.numbers, picks, strict=True))
+            picked.append((alike, dict(zip(batch.numbers, picks, strict=True))))
+        return picked
 
     def picks(self, y: Tensor, wiring: Wiring, normed: bool) -> Tensor:
         """The draft id that the head chooses for each row of y [N, H_d]."""
@@ -444,35 +468,72 @@ class Scorer:
     @torch.no_grad()
     def _draft(self, wiring: Wiring, batch: Batch) -> list[Tensor]:
         """Each text's chains, [R, steps] int32."""
-        shape, to_target = self.shape(wiring), self.to_target(wiring.d2t)
+        shape = self.shape(wiring)
         drafter = self.drafter(shape)
         g = batch.fuse(drafter, wiring.states())
         if wiring.decoder_layer is DecoderLayer.skipped:
             rows = g.flatten(0, 1)[batch.flat]
-            first = to_target[self.picks(rows, wiring, shape.head_norm)].int()
+            first = self.to_target(wiring.d2t)[self.picks(rows, wiring, shape.head_norm)].int()
             whole = first[:, None].expand(-1, self.steps)
             return list(whole.split([len(text.rows) for text in batch.texts]))
         table = embedding_of(self.checkpoint, self.target, wiring.embedding)
         native: Cache = []
         prefix = torch.arange(batch.length, device=g.device)
-        shared = shared_rows(batch.texts)
-        asked = shared.expand(len(batch.texts), -1)
-        y = drafter.step(table[batch.tokens(wiring.token)], g, prefix, native, asked=asked)
+        embedded = table[batch.tokens(wiring.token)]
+        y = drafter.step(embedded, g, prefix, native, asked=batch.asked)
         most = max(1, SCORES_AT_ONCE // (len(batch.texts) * shape.heads * batch.length))
-        parts = []
-        size = min(most, ROWS_AT_ONCE)
-        for rows, hidden in zip(shared.split(size), y.split(size, 1), strict=True):
-            cache = list(native)
-            drafted = [self._tokens(hidden, wiring, shape, to_target)]
-            while len(drafted) < self.steps:
-                fed = drafter.feedback(hidden)
-                fed_ids = drafted[-1].clamp(min=0)  # behind a wrong token nothing counts
-                hidden = drafter.step(table[fed_ids], fed, rows, cache)
-                drafted.append(self._tokens(hidden, wiring, shape, to_target))
-            parts.append(torch.stack(drafted, -1))  # [B, rows, steps]
-        chains = torch.cat(parts, 1).int()
-        places = [torch.searchsorted(shared, text.rows) for text in batch.texts]
-        return [chains[b, place] for b, place in enumerate(places)]
+        chains = [
+            self._follow(wiring, batch, native, *part)
+            for part in zip(
+                *(x.split(min(most, ROWS_AT_ONCE), 1) for x in (y, batch.asked, batch.is_row)),
+                strict=True,
+            )
+        ]
+        whole = torch.cat(chains, 1)[batch.is_row]
+        return list(whole.split([len(text.rows) for text in batch.texts]))
+
+    def _follow(
+        self,
+        wiring: Wiring,
+        batch: Batch,
+        native: Cache,
+        hidden: Tensor,
+        rows: Tensor,
+        alive: Tensor,
+    ) -> Tensor:
+        """Chains behind rows [B, R] whose first step gives hidden [B, R, H_d], [B, R, steps] int32.
+
+        Each as far as it drafts the text: behind anything else no truth is known, and nothing counts.
+        What is not drafted is -1. `alive` [B, R] are the rows that are asked for.
+        """
+        shape, to_target = self.shape(wiring), self.to_target(wiring.d2t)
+        drafter = self.drafter(shape)
+        table = embedding_of(self.checkpoint, self.target, wiring.embedding)
+        ids = batch.ids_until(batch.length + 1 + self.steps)
+        texts = torch.arange(len(rows), device=rows.device)[:, None]
+        chains = torch.full((*rows.shape, self.steps), -1, dtype=torch.int32, device=rows.device)
+        places = torch.arange(rows.shape[1], device=rows.device).expand(rows.shape)
+        cache = list(native)
+        for step in range(self.steps):
+            tokens = self._tokens(hidden, wiring, shape, to_target)
+            text, at = alive.nonzero(as_tuple=True)
+            chains[text, places[text, at], step] = tokens[text, at].int()
+            alive = alive & (tokens == ids.gather(1, rows + 2 + step))
+            most = int(alive.sum(1).max())
+            if not most or step + 1 == self.steps:
+                break
+            # Those that go on stand in front; a text with fewer of them is padded with others.
+            kept = alive.int().argsort(stable=True, dim=1, descending=True)[:, :most]
+            alive, rows, places, tokens = (x.gather(1, kept) for x in (alive, rows, places, tokens))
+            hidden = hidden[texts, kept]
+            along = kept[:, None, :, None]
+            cache[1:] = [
+                [(k.take_along_dim(along, 2), v.take_along_dim(along, 2)) for k, v in layers]
+                for layers in cache[1:]
+            ]
+            fed = table[tokens.clamp(min=0)]
+            hidden = drafter.step(fed, drafter.feedback(hidden), rows, cache)
+        return chains
 
     def _tokens(
         self, hidden: Tensor, wiring: Wiring, shape: DrafterShape, to_target: Tensor

@@ -87,9 +87,27 @@ def plain_counts(
     teacher: str,
     steps: int = STEPS,
 ) -> dict[str, Count]:
-    """The counts of one wiring on one text as drafter_test has them."""
+    """The counts of one wiring on one text as drafter_test has them, but for what searches leave out."""
     tied = connect(checkpoint, target, wiring)
     aux = torch.cat([text.states[k].float() for k in tied.states], -1)
     drafted = tied.chains(text.ids, aux, text.rows, steps=steps)
     truth, t2d = text.truths[teacher], tied.drafter.t2d
-    return count_chains(judge_chains(drafted, text.rows, text.ids, text.mask, truth, t2d))
+    judged = judge_chains(drafted, text.rows, text.ids, text.mask, truth, t2d)
+    return count_chains(judged, marginal=False)
+
+
+def drafted_texts(
+    checkpoint: DrafterCheckpoint, target: TargetParts, wiring: Wiring, lengths: Sequence[int]
+) -> list[Text]:
+    """Texts that go on as the drafter drafts them, wired so, for as many tokens as chance has it."""
+    tied = connect(checkpoint, target, wiring)
+    texts, generator = small_texts(lengths), torch.Generator().manual_seed(6)
+    for text in texts:
+        aux = torch.cat([text.states[k].float() for k in tied.states], -1)
+        row = int(text.rows[0])
+        while row + 2 + STEPS <= len(text.ids):
+            chain = tied.chains(text.ids, aux, torch.tensor([row]), steps=STEPS)[0]
+            right = int(torch.randint(STEPS + 1, (1,), generator=generator))
+            text.ids[row + 2 : row + 2 + right] = chain[:right]
+            row += right + 1
+    return texts

@@ -19,7 +19,7 @@ from eagle3.search import outputs, score
 from eagle3.search.axes import axes_of, changed
 from eagle3.search.score import Scorer
 from eagle3.target import TargetParts
-from eagle3.wiring import D2T, DecoderLayer, FcInput, Head, HeadInput, Token, Wiring
+from eagle3.wiring import D2T, DecoderLayer, FcInput, Feedback, Head, HeadInput, Token, Wiring
 from tests.eagle3.searchable import (
     CHUNKS,
     FULL,
@@ -28,6 +28,7 @@ from tests.eagle3.searchable import (
     STEPS,
     TEACHERS,
     checkpoint,
+    drafted_texts,
     plain_counts,
     small_texts,
 )
@@ -140,6 +141,48 @@ def test_states_are_fed_as_stored_and_a_text_is_only_read_once(target: TargetPar
     again = scorer.first([wiring], [0, 1, 2], ["target_argmax"])[wiring]["target_argmax"]
     assert again[:2] == before
     assert scorer.scored == 1
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("rows", [5, 512])
+def test_chains_are_followed_as_far_as_they_are_right(
+    monkeypatch: pytest.MonkeyPatch, target: TargetParts, name: str, rows: int
+) -> None:
+    monkeypatch.setattr(score, "ROWS_AT_ONCE", rows)
+    own = checkpoint(SHAPES[name])
+    wiring = Wiring.of_states(STATES[:3]).resolved(own.form)
+    texts = drafted_texts(own, target, wiring, (40, 9, 33, 38, 12))
+    everything = range(len(texts))
+    other = replace(wiring, feedback=Feedback.normed).resolved(own.form)
+    scorer = Scorer(own, target, texts, steps=STEPS)
+    for wired in (wiring, other):
+        alone = [plain_counts(own, target, text, wired, "next_token") for text in texts]
+        assert scorer.chains(wired, everything, "next_token") == alone
+        reached = [sum(c[f"step_accuracy/cumulative@{s}"].numerator for c in alone) for s in (0, 2)]
+        assert reached[0] > 10
+        assert reached[1] > 0 or wired is other
+
+
+def test_cores_that_work_side_by_side_change_no_count(target: TargetParts) -> None:
+    own = checkpoint(FULL)
+    start = Wiring.of_states(STATES[:3]).resolved(own.form)
+    texts = drafted_texts(own, target, start, (40, 9, 33, 38, 12, 30, 44, 20, 31))
+    wirings = [Wiring.of_states(s).resolved(own.form) for s in permutations(STATES, 3)]
+    everything, threads = range(len(texts)), torch.get_num_threads()
+    found = []
+    for cores in (1, 3):
+        torch.set_num_threads(cores)
+        try:
+            scorer = Scorer(own, target, texts, steps=STEPS)
+            counts = scorer.first(wirings, everything, TEACHERS)
+            chains = [scorer.chains(w, everything, "next_token") for w in wirings[:3]]
+            losses, _ = scorer.losses(wirings[:3], everything, "next_token")
+            assert torch.get_num_threads() == cores
+        finally:
+            torch.set_num_threads(threads)
+        found.append((counts, chains))
+        torch.testing.assert_close(losses, scorer.losses(wirings[:3], everything, "next_token")[0])
+    assert found[0] == found[1]
 
 
 def test_tokens_outside_the_vocabulary_are_wrong_and_no_error(target: TargetParts) -> None:
