@@ -181,12 +181,12 @@ def test_rounds_double_and_end_with_all_texts() -> None:
 def test_many_are_looked_at_on_very_few_texts_first() -> None:
     assert planned_for(200, 96, 3) == planned(96, 3)
     first, *rest = planned_for(201, 96, 3)
-    assert (first.texts, first.most) == (3, 96)  # 96 on 3 texts are three on all
+    assert (first.texts, first.most) == (2, 144)  # 144 on 2 texts are three on all
     assert rest == planned(96, 3)
     assert planned_for(1000, 12, 1)[0].most == 50
-    assert planned_for(1000, 3, 1) == planned(3, 1)
+    assert planned_for(1000, 2, 1) == planned(2, 1)
     first, *rest = planned_for(20, 96, 3, steep=True)
-    assert (first.texts, first.most, rest) == (3, 12, planned(96, 3))
+    assert (first.texts, first.most, rest) == (2, 12, planned(96, 3))
 
 
 def test_the_hopeless_leave_early_and_a_tie_stays_to_the_end() -> None:
