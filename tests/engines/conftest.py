@@ -21,6 +21,7 @@ from jobs.engines.records import Prompt, Request
 from jobs.engines.setup import ENGINES
 from jobs.engines.started import Patience, Running, started
 from tests.engines import serving, setup_engines
+from tests.engines.slowed import Delays
 
 USUAL = {"d2t": "offset", "decoder_layer": "included", "embedding": "target"}
 PATIENCE = Patience(start_s=300.0, first_s=240.0)
@@ -60,8 +61,17 @@ class Starter:
         self.folder, self.count = folder, 0
         self.stack = ExitStack()
 
-    def start(self, name: str, target: Path, draft: Draft | None, *, prompt: int = 1) -> Started:
+    def start(
+        self,
+        name: str,
+        target: Path,
+        draft: Draft | None,
+        *,
+        prompt: int = 1,
+        slowed: Delays | None = None,
+    ) -> Started:
         """A ready server of this engine; its first request is the token `prompt` four times."""
+        environment = serving.environment(name)
         self.stack.close()
         engine = ENGINES[name]()
         folder = self.folder / str(self.count)
@@ -77,7 +87,7 @@ class Starter:
             started(
                 engine,
                 wanted,
-                serving.environment(name),
+                environment if slowed is None else slowed.environment(environment),
                 folder,
                 label="test",
                 number=self.count,
