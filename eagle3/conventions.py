@@ -216,6 +216,14 @@ READ = {
     "modelopt": ("0.39.0", "0.47.0"),
 }
 
+# Releases that were run, with the classes whose states were recorded at the drafter's fc and named, for
+# ids of the embedding and of layers (tests/engines/test_probe.py).
+RUN = {
+    ("sglang", "0.5.23"): ("llama",),
+    ("vllm", "0.32.0"): ("llama",),
+}
+RECORDED = "recorded at the drafter's fc"
+
 _SGLANG_ROWS = (
     *_begun({**_DEEPSEEK, "0.5.8": _GLM_LITE}, "models/deepseek_v2.py", "0.5.13"),
     _sglang(

@@ -19,7 +19,9 @@ from eagle3.conventions import (
     KEY,
     NESTED,
     READ,
+    RECORDED,
     RULES,
+    RUN,
     TRAINERS,
     Evidence,
     Lost,
@@ -128,6 +130,13 @@ def rule_for(ecosystem: str, version: str | None, engine_class: str | None) -> R
         raise BadInput(
             f"{ecosystem} {version} captures no aux states of {engine_class or 'any class'}; "
             f"it does from {first} on"
+        )
+    if engine_class is not None and plain_class(engine_class) in RUN.get((ecosystem, version), ()):
+        return replace(
+            row,
+            evidence=Evidence.run,
+            source=f"{RECORDED}; {row.source}",
+            notes=(*row.notes, *notes),
         )
     evidence = row.evidence
     if key[1] == -1 and any(row.since and parse_version(row.since)[0] == key[0] for row in rows):

@@ -125,7 +125,7 @@ def show_explained(show: Show, said: dict[str, Any]) -> None:
     if "engine" in said:
         names = (said["engine"], said["engine_version"], said["engine_class"])
         show.line(f"{' '.join(filter(None, names))}: {said['meaning']}")
-        show.line(f"known    {said['evidence']} in {said['source']}", style="dim")
+        show.line(f"known    {said['evidence']}: {said['source']}", style="dim")
         show_places(show, said)
     else:
         show.line(f"convention {said['convention']}")

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from eagle3 import checkouts
 from eagle3.checkouts import TABLE, add_release, capture_hash, find_package, known_checkout
-from eagle3.conventions import ENGINES, READ, RULES, TRAINERS, Evidence, Meaning, Reach, Rule
+from eagle3.conventions import ENGINES, READ, RULES, RUN, TRAINERS, Evidence, Meaning, Reach, Rule
 from eagle3.engines import (
     default_states,
     id_states,
@@ -28,6 +29,7 @@ from eagle3.engines import (
 from eagle3.errors import BadInput
 from eagle3.releases import holds, parse_version
 from eagle3.serving import SERVING, SWITCHES, Switch, serving_for
+from tests.engines.setup_engines import RELEASES
 
 KIMI = 61  # layers
 PATCH = "the embedding capture patch"
@@ -406,6 +408,25 @@ def test_releases_that_nobody_read_are_inferred() -> None:
     assert newer.evidence is Evidence.inferred
     assert any("0.6.0 was not read" in note for note in newer.notes)
     assert rule_for("sglang", "0.4.9", "llama").evidence is Evidence.inferred
+
+
+def test_what_was_run_is_what_the_tests_of_engines_run() -> None:
+    assert dict(RUN.keys()) == RELEASES
+    for (engine, version), classes in RUN.items():
+        for name in classes:
+            rows = [
+                row
+                for row in RULES
+                if row.ecosystem == engine and holds(row.since, row.until, parse_version(version))
+            ]
+            general = [row for row in rows if row.classes == ("*",)]
+            (row,) = [row for row in rows if name in row.classes] or general
+            ran = rule_for(engine, version, name)
+            assert row.evidence is Evidence.read
+            assert ran.source == f"recorded at the drafter's fc; {row.source}"
+            assert replace(ran, evidence=row.evidence, source=row.source, notes=row.notes) == row
+            assert ran.evidence is Evidence.run
+        assert rule_for(engine, version, "kimi_k25").evidence is Evidence.read
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_it_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for words in (
         "id i is the output of layer i",
-        "known    read in models/deepseek_v2.py",
+        "known    read: models/deepseek_v2.py",
         "eagle_config.eagle_aux_hidden_state_layer_ids",
         "states   3, 31, 59",
         "output of layer 58, input of layer 59",
