@@ -17,7 +17,7 @@ from eagle3.errors import BadInput
 from eagle3.metrics import Rate
 from eagle3.wiring import Wiring
 from jobs import drafter_test
-from jobs.engines import figures
+from jobs.engines import breakdown, figures
 from jobs.engines.agreement import Agreement, agreement
 from jobs.engines.arms import BASELINE, FEWER, SPECULATIVE, Budget, Measured, block, together
 from jobs.engines.attached import attach, differences, untold
@@ -59,6 +59,8 @@ class Level:
     limits: Limits | None
     advice: Advice | None
     between_starts: float | None
+    by_context: Sequence[breakdown.Bucket]
+    over_time: Sequence[breakdown.Moment]
 
     def plain(self) -> dict[str, Any]:
         """As plain data."""
@@ -76,6 +78,9 @@ class Level:
             "advice": self.advice.plain() if self.advice else None,
             "limit_in_words": in_words(self.limits, self.advice) if self.limits else [],
             "between_starts": self.between_starts,
+            "by_context": [bucket.plain() for bucket in self.by_context],
+            "over_time": [moment.plain() for moment in self.over_time],
+            "parts_in_words": breakdown.in_words(self.by_context, self.over_time),
         }
 
 
@@ -248,7 +253,8 @@ class EngineBench:
         drafted = measured.of(SPECULATIVE, concurrency)
         plain = measured.of(BASELINE, concurrency)
         fewer = measured.of(FEWER, concurrency)
-        length = figures.accept_length(drafted, self.steps + 1, int(self.request["seed"]))
+        most, seed = self.steps + 1, int(self.request["seed"])
+        length = figures.accept_length(drafted, most, seed)
         stood = figures.per_position(drafted, self.steps)
         limits = advice = None
         step_s, round_s = figures.token_s(plain) if plain else None, figures.round_s(drafted)
@@ -277,6 +283,8 @@ class EngineBench:
             limits=limits,
             advice=advice,
             between_starts=measured.between_starts(concurrency),
+            by_context=breakdown.by_context(drafted, plain, most, seed),
+            over_time=breakdown.over_time(drafted, most, seed),
         )
 
     def answer(

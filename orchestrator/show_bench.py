@@ -40,7 +40,7 @@ def show_bench(show: Show, bench: Mapping[str, Any]) -> None:
         table.add_row(*map(escape, row(level)))
     show.put(table)
     for level in bench["levels"]:
-        for line in level["limit_in_words"]:
+        for line in (*level["limit_in_words"], *level.get("parts_in_words", ())):
             show.line(f"at {level['concurrency']} at once: {line}")
         if level["between_starts"] is not None:
             show.line(
