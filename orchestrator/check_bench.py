@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jobs.engines.simulated import WHY, simulating
 from orchestrator.errors import InputError
 
 JOBS = ("engine_bench", "engine_probe")
@@ -40,10 +41,18 @@ def check_bench(config: Mapping[str, Any]) -> None:
         if engine[key] is not None:
             why = WHY_NOT.get(key, "")
             raise InputError(f"engine.{key} is not read by job={job['name']}{why}; leave it out")
+    check_variables({"engine.env": engine["env"], "host.env": config["host"]["env"]})
     check_draft(engine["name"], job)
     check_servers(engine)
     if job["name"] == "engine_bench":
         check_load(job)
+
+
+def check_variables(variables: Mapping[str, Mapping[str, str]]) -> None:
+    """Nothing that has SGLang simulate what is to be measured."""
+    for key, given in variables.items():
+        for name in simulating(given):
+            raise InputError(f"{key}.{name} is set: {WHY}; leave it out")
 
 
 def check_load(job: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hydra.errors import HydraException
 
-from orchestrator.check_bench import ENGINES, NOT_READ, OF_SERVERS
+from orchestrator.check_bench import ENGINES, NOT_READ, OF_SERVERS, check_variables
 from orchestrator.errors import InputError
 from orchestrator.plan import inputs_of
 from tests.orchestrator.test_config import resolved
@@ -191,6 +191,25 @@ def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
 def test_what_will_not_do_is_one_clear_error(overrides: list[str], words: str) -> None:
     with pytest.raises(InputError, match=re.escape(words)):
         resolved(*overrides)
+
+
+@pytest.mark.parametrize("job", ["engine_bench", "engine_probe"])
+@pytest.mark.parametrize("key", ["engine.env", "host.env"])
+def test_variables_that_simulate_what_is_measured_are_refused(key: str, job: str) -> None:
+    words = f"{key}.SGLANG_SIMULATE_ACC_LEN is set: accept lengths would be simulated, whatever the"
+    with pytest.raises(InputError, match=re.escape(words)):
+        resolved(f"job={job}", "engine=sglang", *WIRED, f"+{key}={{SGLANG_SIMULATE_ACC_LEN: '3'}}")
+
+
+@pytest.mark.parametrize("name", ["SGLANG_SIMULATE_ACC_TOKEN_MODE", "SIMULATE_ACC_METHOD"])
+def test_so_are_their_relatives_and_their_earlier_names(name: str) -> None:
+    with pytest.raises(InputError, match=rf"engine\.env\.{name} is set"):
+        check_variables({"host.env": {}, "engine.env": {"SGLANG_SIMULATION": "1", name: "3"}})
+    check_variables({"engine.env": {"SGLANG_SIMULATION": "1", "OMP_NUM_THREADS": "1"}})
+
+
+def test_what_measures_no_engine_may_be_run_beside_a_simulation() -> None:
+    resolved("job=inspect_data", "+host.env={SGLANG_SIMULATE_ACC_LEN: '3'}")
 
 
 def test_flags_that_only_sound_like_secrets_are_none() -> None:

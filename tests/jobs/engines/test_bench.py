@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from eagle3.errors import BadInput
-from jobs.engine_bench import open_job
+from jobs import engine_bench, engine_probe
 from jobs.engines import room
 from jobs.engines.engine import Draft
-from jobs.engines.sglang import SIMULATED
 from jobs.engines.talk import Address, get
 from jobs.events import Events
 from tests.jobs.engines import fake
@@ -42,6 +41,7 @@ class Bench:
         engine: dict[str, Any] | None = None,
         budget: dict[str, Any] | None = None,
         layers: tuple[int, ...] = (0, 3, 5),
+        open_job: Callable[..., Any] = engine_bench.open_job,
         **settings: Any,
     ) -> dict[str, Any]:
         data = {"path": str(self.desk.data), "states": STATES, "layout": None, "damaged": "fail"}
@@ -67,7 +67,9 @@ class Bench:
         }
         with Events(self.folder / "events.jsonl") as events:
             job = open_job(request, events)
-            return job.run_case({"case_id": "a", "wiring": {**WIRING, "layers": layers}})
+            case = {"case_id": "a", "wiring": {**WIRING, "layers": layers}}
+            answer: dict[str, Any] = job.run_case(case)
+            return answer
 
     def said(self) -> str:
         return (self.folder / "events.jsonl").read_text()
@@ -242,14 +244,29 @@ def test_a_server_that_is_not_the_hypothesis_is_not_measured(
         bench.run(engine={"url": mine.url, "python": None})
 
 
+@pytest.mark.parametrize("open_job", [engine_bench.open_job, engine_probe.open_job])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SGLANG_SIMULATE_ACC_LEN",
+        "SGLANG_SIMULATE_ACC_METHOD",
+        "SGLANG_SIMULATE_UNIFORM_EXPERTS",
+        "SIMULATE_ACC_LEN",
+    ],
+)
 def test_an_engine_that_would_accept_anything_is_refused(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    name: str, open_job: Callable[..., Any], bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(BadInput, match=f"{SIMULATED} is set"):
-        bench.run(engine={"env": {SIMULATED: "3"}})
-    monkeypatch.setenv(SIMULATED, "3")
-    with pytest.raises(BadInput, match=f"{SIMULATED} is set"):
-        bench.run()
+    words = (
+        f"^{name} is set: accept lengths would be simulated, .*; unset it in engine.env, host.env and "
+        "the host's own environment$"
+    )
+    with pytest.raises(BadInput, match=words):
+        bench.run(engine={"env": {name: "3"}}, open_job=open_job)
+    monkeypatch.setenv(name, "3")
+    with pytest.raises(BadInput, match=words):
+        bench.run(open_job=open_job)
+    assert "is starting" not in bench.said()
 
 
 def test_another_release_than_the_one_named_is_refused(bench: Bench) -> None:
