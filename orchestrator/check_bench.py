@@ -46,6 +46,7 @@ def check_bench(config: Mapping[str, Any]) -> None:
     check_servers(engine)
     if job["name"] == "engine_bench":
         check_load(job)
+        check_simulated(engine, job)
 
 
 def check_variables(variables: Mapping[str, Mapping[str, str]]) -> None:
@@ -67,6 +68,26 @@ def check_load(job: Mapping[str, Any]) -> None:
         )
     if job["budget"]["least"] > job["budget"]["pairs"]:
         raise InputError("job.budget.least is more than job.budget.pairs")
+
+
+def check_simulated(engine: Mapping[str, Any], job: Mapping[str, Any]) -> None:
+    """Floor and ceiling need an engine that simulates, servers of the job's own, and a drafter."""
+    if not job["simulate"]:
+        return
+    if engine["name"] != "sglang":
+        raise InputError(
+            f"job.simulate sets SGLANG_SIMULATE_ACC_LEN, which {engine['name']} does not read; leave it "
+            "out"
+        )
+    if engine["url"] is not None:
+        raise InputError(
+            "job.simulate starts servers that simulate, but engine.url names one that runs; leave one "
+            "of them out"
+        )
+    if job["control"]:
+        raise InputError(
+            "job.simulate has no drafter to simulate with job.control; leave one of them out"
+        )
 
 
 def check_draft(engine: str, job: Mapping[str, Any]) -> None:

@@ -154,9 +154,14 @@ class Setup:
 
     @contextmanager
     def server(
-        self, label: str, number: int, draft: Draft | None, requests: Sequence[Request]
+        self,
+        label: str,
+        number: int,
+        draft: Draft | None,
+        requests: Sequence[Request],
+        more: Mapping[str, str] | None = None,
     ) -> Iterator[Running]:
-        """A started server of an arm."""
+        """A started server of an arm, with `more` variables than all have."""
         wanted = Wanted(
             python=self.python(),
             target=self.target,
@@ -169,7 +174,7 @@ class Setup:
                 started(
                     self.engine,
                     wanted,
-                    self.environment,
+                    {**self.environment, **(more or {})},
                     self.folder,
                     label=label,
                     number=number,

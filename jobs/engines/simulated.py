@@ -8,13 +8,25 @@ experts are taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 PREFIXES = ("SGLANG_SIMULATE_", "SIMULATE_ACC_")
-LENGTH = "SGLANG_SIMULATE_ACC_LEN"
 WHY = "accept lengths would be simulated, whatever the drafter does, and nothing measured"
 
 
 def simulating(names: Iterable[str]) -> list[str]:
     """Which of these variables make the engine simulate."""
     return sorted(name for name in names if name.startswith(PREFIXES))
+
+
+def variables(accept_length: int, *, tree: bool) -> Mapping[str, str]:
+    """What has every round take exactly so many tokens.
+
+    In a chain the drafted tokens are put there, so that experts are chosen as by any text; of a tree
+    SGLang can only put one fixed token everywhere.
+    """
+    return {
+        "SGLANG_SIMULATE_ACC_LEN": str(accept_length),
+        "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
+        "SGLANG_SIMULATE_ACC_TOKEN_MODE": "fixed" if tree else "real-draft-token",
+    }

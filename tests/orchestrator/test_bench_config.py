@@ -88,6 +88,11 @@ def test_flags_and_environment_of_ones_own_are_handed_on() -> None:
     assert (asked["concurrency"], asked["topk"], asked["draft_tokens"]) == ([1, 8], 4, 16)
 
 
+def test_floor_and_ceiling_are_asked_for_openly() -> None:
+    assert request(*SGLANG, "job.simulate=true")["simulate"] is True
+    assert request(*SGLANG)["simulate"] is False
+
+
 def test_a_server_of_ones_own_is_handed_on() -> None:
     asked = request(*VLLM, URL, "engine.baseline_url='http://gpu8:30001'")["engine"]
     assert (asked["url"], asked["baseline_url"]) == ("http://gpu8:30000", "http://gpu8:30001")
@@ -146,6 +151,18 @@ def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
         ),
         ([*SGLANG, URL, "+engine.env={A: b}"], "engine.env is for servers that are started"),
         ([*SGLANG, URL, "+engine.flags={a: b}"], "engine.flags is for servers that are started"),
+        (
+            [*VLLM, "job.simulate=true"],
+            "job.simulate sets SGLANG_SIMULATE_ACC_LEN, which vllm does not read; leave it out",
+        ),
+        (
+            [*SGLANG, URL, "job.simulate=true"],
+            "job.simulate starts servers that simulate, but engine.url names one that runs",
+        ),
+        (
+            [*SGLANG, "job.control=true", "job.simulate=true"],
+            "job.simulate has no drafter to simulate with job.control; leave one of them out",
+        ),
         # How much is asked.
         (
             [*SGLANG, "job.concurrency=[]"],

@@ -53,7 +53,7 @@ class Bench:
         request = {
             **{"device": "cpu", "steps": STEPS, "topk": 1, "draft_tokens": None, "seed": 0},
             **{"max_prompts": 16, "new_tokens": TOKENS, "ignore_eos": True, "concurrency": [1]},
-            **{"control": False, "advice": True},
+            **{"control": False, "advice": True, "simulate": False},
             **{"start_s": 60.0, "first_s": 30.0, "request_s": 30.0},
             "engine": {**asked, **(engine or {})},
             "budget": {**ends, "repeats": 0, **(budget or {})},
@@ -182,6 +182,53 @@ def test_more_starts_than_may_be_are_refused_before_the_first(cramped: Bench) ->
     ):
         cramped.run(budget={"restarts": 3})
     assert "is starting" not in cramped.said()
+
+
+@pytest.mark.runs
+def test_floor_and_ceiling_are_simulated_and_kept_apart(bench: Bench) -> None:
+    result = bench.run(simulate=True, concurrency=[1, 2], budget={"restarts": 5})
+    assert arms(result) == [
+        *[("baseline", 0), ("speculative", 0), ("fewer_steps", 0)],
+        *[("simulated_floor", 0), ("simulated_ceiling", 0)],
+    ]
+    for level in result["bench"]["levels"]:
+        floor, ceiling = level["floor"], level["ceiling"]
+        # 20 tokens behind the prefill's, one or four a round.
+        assert (floor["accept_length_set"], floor["accept_length"]["denominator"]) == (1, 80)
+        assert (ceiling["accept_length_set"], ceiling["accept_length"]["denominator"]) == (4, 20)
+        for arm in (floor, ceiling):
+            assert (arm["simulated"], arm["held"]) == (True, True)
+            assert arm["accept_length"]["value"] == arm["accept_length_set"]
+            per_round = 1 / level["limits"]["round_s"]
+            assert arm["decode_tok_s_predicted"] == pytest.approx(
+                arm["accept_length_set"] * per_round
+            )
+        assert [line.partition(":")[0] for line in level["beside_in_words"]] == ["simulated"] * 2
+        # What was measured is as without them.
+        assert level["accept_length"]["value"] == 2.5
+        assert {m["accept_length"]["value"] for m in level["over_time"]} == {2.5}
+    assert result["metrics"]["accept_length"]["value"] == 2.5
+    assert result["bench"]["agreement"]["speculative"]["same"] == PROMPTS
+    assert set(result["bench"]["agreement"]) <= {"speculative", "baseline"}
+
+
+def test_a_release_that_does_not_simulate_gives_no_bounds(bench: Bench) -> None:
+    faulty = {fake.FAULT: "does_not_simulate"}
+    result = bench.run(simulate=True, advice=False, engine={"env": faulty}, budget={"restarts": 4})
+    (level,) = result["bench"]["levels"]
+    assert (level["floor"]["held"], level["ceiling"]["held"]) == (False, False)
+    assert level["beside_in_words"] == [
+        f"simulated: the engine was told to accept {told} tokens a round, but counted 2.50: its figures "
+        "are no bound"
+        for told in (1, 4)
+    ]
+
+
+def test_simulated_starts_count_as_starts(bench: Bench) -> None:
+    words = r"this takes 5 starts .* job\.budget\.restarts is 4; set job\.budget\.restarts=5$"
+    with pytest.raises(BadInput, match=words):
+        bench.run(simulate=True)
+    assert "is starting" not in bench.said()
 
 
 def test_each_concurrency_has_figures_of_its_own(bench: Bench) -> None:

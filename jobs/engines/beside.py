@@ -1,0 +1,126 @@
+"""Arms beside the measurement, each a start more and one pass at every concurrency.
+
+Simulated  SGLang takes as many tokens a round as it is told: one is the floor, what a drafter costs that
+           is never right; all of a round is the ceiling. Their texts mean nothing and are not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from eagle3.metrics import Rate
+from jobs.engines import figures
+from jobs.engines.arms import FEWER
+from jobs.engines.engine import Draft
+from jobs.engines.limits import Limits
+from jobs.engines.records import Pass, Request
+from jobs.engines.simulated import variables
+
+FLOOR, CEILING = "simulated_floor", "simulated_ceiling"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A server that is started beside those that are compared, and what it is asked."""
+
+    label: str
+    draft: Draft
+    requests: Sequence[Request]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def fewer_steps(draft: Draft, requests: Sequence[Request]) -> Arm:
+    """One draft step, which tells drafting and verifying apart."""
+    return Arm(label=FEWER, draft=Draft(folder=draft.folder, steps=1), requests=requests)
+
+
+def lengths(draft: Draft) -> Mapping[str, int]:
+    """The accept lengths of the simulated arms; a tree of fewer tokens than steps ends before them."""
+    return {FLOOR: 1, CEILING: min(draft.steps + 1, draft.verified)}
+
+
+def simulated(draft: Draft, requests: Sequence[Request]) -> list[Arm]:
+    """Floor and ceiling. Texts that mean nothing may end anywhere: all are asked for in full length."""
+    whole = [replace(request, ignore_eos=True) for request in requests]
+    return [
+        Arm(
+            label=label,
+            draft=draft,
+            requests=whole,
+            environment=variables(length, tree=draft.topk > 1),
+        )
+        for label, length in lengths(draft).items()
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """A simulated arm at one concurrency."""
+
+    length: int  # as the engine was told
+    accept_length: Rate | None  # as it was counted
+    held: bool  # whether these are one
+    tok_s: float
+    decode_tok_s: float | None
+    predicted: float | None  # decode tok/s, of the drafter's own rounds
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "simulated": True,
+            "accept_length_set": self.length,
+            "accept_length": self.accept_length.plain() if self.accept_length else None,
+            "held": self.held,
+            "tok_s": self.tok_s,
+            "decode_tok_s": self.decode_tok_s,
+            "decode_tok_s_predicted": self.predicted,
+        }
+
+
+def simulated_at(
+    passes: Sequence[Pass], length: int, most: int, limits: Limits | None, seed: int
+) -> Simulated | None:
+    """The figures of a simulated arm; None where it was not run."""
+    if not passes:
+        return None
+    seconds = figures.token_s(passes)
+    found = figures.accept_length(passes, most, seed)
+    answers = sum(len(p.answers) for p in passes)
+    return Simulated(
+        length=length,
+        accept_length=found,
+        # The last round of an answer may be cut where the answer ends.
+        held=found is not None
+        and length * (found.denominator - answers) <= found.numerator <= length * found.denominator,
+        tok_s=figures.typical([figures.tok_s(p) for p in passes]).value,
+        decode_tok_s=1 / seconds if seconds else None,
+        predicted=limits.decode_tok_s(length) if limits else None,
+    )
+
+
+def simulated_in_words(
+    floor: Simulated | None, ceiling: Simulated | None, own: float, baseline: float | None
+) -> list[str]:
+    """What a person should know, a sentence each; `own` and `baseline` are the measured tok/s."""
+    if floor is None or ceiling is None:
+        return []
+    if other := [arm for arm in (floor, ceiling) if not arm.held]:
+        return [
+            f"simulated: the engine was told to accept {arm.length} tokens a round, but counted "
+            f"{number(arm.accept_length.value if arm.accept_length else None)}: its figures are no bound"
+            for arm in other
+        ]
+    without = "" if baseline is None else f", without {baseline:.1f}"
+    return [
+        f"simulated: {floor.tok_s:.1f} tok/s if no draft stood, {ceiling.tok_s:.1f} if all did "
+        f"(measured with the drafter {own:.1f}{without})",
+        f"simulated: decode tok/s {number(floor.decode_tok_s)} and {number(ceiling.decode_tok_s)}; the "
+        f"drafter's own rounds predict {number(floor.predicted)} and {number(ceiling.predicted)}",
+    ]
+
+
+def number(value: float | None) -> str:
+    """'2.50', or that there is none."""
+    return "none" if value is None else f"{value:.2f}"
