@@ -63,6 +63,7 @@ class Level:
     over_time: Sequence[breakdown.Moment]
     floor: beside.Simulated | None
     ceiling: beside.Simulated | None
+    chain: beside.Chain | None
 
     def plain(self) -> dict[str, Any]:
         """As plain data."""
@@ -85,12 +86,16 @@ class Level:
             "parts_in_words": breakdown.in_words(self.by_context, self.over_time),
             "floor": self.floor.plain() if self.floor else None,
             "ceiling": self.ceiling.plain() if self.ceiling else None,
-            "beside_in_words": beside.simulated_in_words(
-                self.floor,
-                self.ceiling,
-                self.tok_s.value,
-                self.baseline.value if self.baseline else None,
-            ),
+            "chain": self.chain.plain() if self.chain else None,
+            "beside_in_words": [
+                *beside.simulated_in_words(
+                    self.floor,
+                    self.ceiling,
+                    self.tok_s.value,
+                    self.baseline.value if self.baseline else None,
+                ),
+                *beside.chain_in_words(self.chain, self.tok_s.value, self.accept_length),
+            ],
         }
 
 
@@ -196,6 +201,8 @@ class EngineBench:
             arms.append(beside.fewer_steps(draft, requests))
         if self.request["simulate"]:
             arms += beside.simulated(draft, requests)
+        if self.request["chain"]:
+            arms.append(beside.chain_of(draft, requests))
         return arms
 
     def measure_attached(
@@ -313,6 +320,9 @@ class EngineBench:
             over_time=breakdown.over_time(drafted, most, seed),
             floor=floor,
             ceiling=ceiling,
+            chain=beside.chain_at(
+                measured.of(beside.CHAIN, concurrency), drafted, self.steps, seed
+            ),
         )
 
     def answer(

@@ -47,6 +47,7 @@ def check_bench(config: Mapping[str, Any]) -> None:
     if job["name"] == "engine_bench":
         check_load(job)
         check_simulated(engine, job)
+        check_chain(engine, job)
 
 
 def check_variables(variables: Mapping[str, Mapping[str, str]]) -> None:
@@ -88,6 +89,24 @@ def check_simulated(engine: Mapping[str, Any], job: Mapping[str, Any]) -> None:
         raise InputError(
             "job.simulate has no drafter to simulate with job.control; leave one of them out"
         )
+
+
+def check_chain(engine: Mapping[str, Any], job: Mapping[str, Any]) -> None:
+    """A chain stands beside a tree, on a server of the job's own."""
+    if not job["chain"]:
+        return
+    if job["topk"] == 1:
+        raise InputError(
+            "job.chain measures a chain beside a tree, but with job.topk=1 all that is drafted is a "
+            "chain; leave it out"
+        )
+    if engine["url"] is not None:
+        raise InputError(
+            "job.chain starts a server of its own, but engine.url names one that runs; leave one of "
+            "them out"
+        )
+    if job["control"]:
+        raise InputError("job.chain has no drafter with job.control; leave one of them out")
 
 
 def check_draft(engine: str, job: Mapping[str, Any]) -> None:

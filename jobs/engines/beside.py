@@ -2,10 +2,13 @@
 
 Simulated  SGLang takes as many tokens a round as it is told: one is the floor, what a drafter costs that
            is never right; all of a round is the ceiling. Their texts mean nothing and are not compared.
+Chain      beside a tree, a chain of as many steps.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,12 +16,13 @@ from typing import Any
 from eagle3.metrics import Rate
 from jobs.engines import figures
 from jobs.engines.arms import FEWER
+from jobs.engines.breakdown import NOTABLE
 from jobs.engines.engine import Draft
 from jobs.engines.limits import Limits
 from jobs.engines.records import Pass, Request
 from jobs.engines.simulated import variables
 
-FLOOR, CEILING = "simulated_floor", "simulated_ceiling"
+FLOOR, CEILING, CHAIN = "simulated_floor", "simulated_ceiling", "chain"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,11 @@ class Arm:
 def fewer_steps(draft: Draft, requests: Sequence[Request]) -> Arm:
     """One draft step, which tells drafting and verifying apart."""
     return Arm(label=FEWER, draft=Draft(folder=draft.folder, steps=1), requests=requests)
+
+
+def chain_of(draft: Draft, requests: Sequence[Request]) -> Arm:
+    """A chain of the tree's steps."""
+    return Arm(label=CHAIN, draft=Draft(folder=draft.folder, steps=draft.steps), requests=requests)
 
 
 def lengths(draft: Draft) -> Mapping[str, int]:
@@ -118,6 +127,69 @@ def simulated_in_words(
         f"(measured with the drafter {own:.1f}{without})",
         f"simulated: decode tok/s {number(floor.decode_tok_s)} and {number(ceiling.decode_tok_s)}; the "
         f"drafter's own rounds predict {number(floor.predicted)} and {number(ceiling.predicted)}",
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """The chain beside a tree at one concurrency."""
+
+    steps: int
+    accept_length: Rate | None
+    tok_s: float
+    decode_tok_s: float | None
+    better: (
+        str | None
+    )  # "chain" or "tree"; None: by less than NOTABLE, or than the tree's passes differ
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data."""
+        length = self.accept_length
+        return {**vars(self), "accept_length": length.plain() if length else None}
+
+
+def chain_at(passes: Sequence[Pass], tree: Sequence[Pass], steps: int, seed: int) -> Chain | None:
+    """The figures of the chain against the tree's passes; None where it was not run."""
+    if not passes:
+        return None
+    seconds = figures.token_s(passes)
+    found = figures.typical([figures.tok_s(p) for p in passes]).value
+    low, high = one_more([figures.tok_s(p) for p in tree])
+    low, high = low * (1 - NOTABLE), high * (1 + NOTABLE)
+    return Chain(
+        steps=steps,
+        accept_length=figures.accept_length(passes, steps + 1, seed),
+        tok_s=found,
+        decode_tok_s=1 / seconds if seconds else None,
+        better="chain" if found > high else "tree" if found < low else None,
+    )
+
+
+def one_more(values: Sequence[float]) -> tuple[float, float]:
+    """Where one more value of the same kind lies in 95 of 100 cases (Student's interval of a new
+    observation, of the logarithm); anywhere, where there are fewer than two.
+    """
+    if len(values) < 2:
+        return 0.0, math.inf
+    logs = [math.log(value) for value in values]
+    mean, spread = statistics.fmean(logs), statistics.stdev(logs)
+    reach = figures.t975(len(logs) - 1) * spread * math.sqrt(1 + 1 / len(logs))
+    return math.exp(mean - reach), math.exp(mean + reach)
+
+
+def chain_in_words(chain: Chain | None, tree_tok_s: float, tree_length: Rate | None) -> list[str]:
+    """Which of the two is better, a sentence."""
+    if chain is None:
+        return []
+    verdict = (
+        "the tree's own passes differ by as much, so that neither is better"
+        if chain.better is None
+        else f"the {chain.better} is better here"
+    )
+    return [
+        f"a chain of {chain.steps} steps gives {chain.tok_s:.1f} tok/s at accept length "
+        f"{number(chain.accept_length.value if chain.accept_length else None)}, the tree "
+        f"{tree_tok_s:.1f} at {number(tree_length.value if tree_length else None)}: {verdict}"
     ]
 
 

@@ -18,6 +18,7 @@ from tests.orchestrator.test_plan import DUMP, WIRED, request
 JOB = "engine_bench"
 SGLANG = (f"job={JOB}", "engine=sglang", *WIRED)
 VLLM = (f"job={JOB}", "engine=vllm", *WIRED)
+TREE = ("job.topk=2", "job.draft_tokens=6")
 URL = "engine.url='http://gpu8:30000'"
 
 
@@ -88,9 +89,10 @@ def test_flags_and_environment_of_ones_own_are_handed_on() -> None:
     assert (asked["concurrency"], asked["topk"], asked["draft_tokens"]) == ([1, 8], 4, 16)
 
 
-def test_floor_and_ceiling_are_asked_for_openly() -> None:
+def test_arms_beside_are_asked_for_openly() -> None:
     assert request(*SGLANG, "job.simulate=true")["simulate"] is True
-    assert request(*SGLANG)["simulate"] is False
+    asked = request(*SGLANG, *TREE, "job.chain=true")
+    assert (asked["simulate"], asked["chain"]) == (False, True)
 
 
 def test_a_server_of_ones_own_is_handed_on() -> None:
@@ -162,6 +164,18 @@ def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
         (
             [*SGLANG, "job.control=true", "job.simulate=true"],
             "job.simulate has no drafter to simulate with job.control; leave one of them out",
+        ),
+        (
+            [*SGLANG, "job.chain=true"],
+            "job.chain measures a chain beside a tree, but with job.topk=1 all that is drafted is a",
+        ),
+        (
+            [*SGLANG, *TREE, URL, "job.chain=true"],
+            "job.chain starts a server of its own, but engine.url names one that runs",
+        ),
+        (
+            [*SGLANG, *TREE, "job.control=true", "job.chain=true"],
+            "job.chain has no drafter with job.control; leave one of them out",
         ),
         # How much is asked.
         (

@@ -53,7 +53,7 @@ class Bench:
         request = {
             **{"device": "cpu", "steps": STEPS, "topk": 1, "draft_tokens": None, "seed": 0},
             **{"max_prompts": 16, "new_tokens": TOKENS, "ignore_eos": True, "concurrency": [1]},
-            **{"control": False, "advice": True, "simulate": False},
+            **{"control": False, "advice": True, "simulate": False, "chain": False},
             **{"start_s": 60.0, "first_s": 30.0, "request_s": 30.0},
             "engine": {**asked, **(engine or {})},
             "budget": {**ends, "repeats": 0, **(budget or {})},
@@ -252,6 +252,21 @@ def test_of_a_tree_no_arm_is_started_that_would_tell_nothing(bench: Bench) -> No
     assert arms(result) == [("baseline", 0), ("speculative", 0)]
     command = result["bench"]["servers"][1]["command"]
     assert command[command.index("--speculative-num-draft-tokens") + 1] == "6"
+
+
+@pytest.mark.runs
+def test_beside_a_tree_a_chain_of_its_steps_is_measured(bench: Bench) -> None:
+    result = bench.run(topk=2, draft_tokens=6, chain=True, budget={"restarts": 3})
+    assert arms(result) == [("baseline", 0), ("speculative", 0), ("chain", 0)]
+    command = result["bench"]["servers"][2]["command"]
+    told = {"num-steps": "3", "eagle-topk": "1", "num-draft-tokens": "4"}
+    for flag, value in told.items():
+        assert command[command.index(f"--speculative-{flag}") + 1] == value
+    (level,) = result["bench"]["levels"]
+    assert level["chain"]["accept_length"]["value"] == 2.5
+    assert level["chain"]["better"] in ("tree", "chain", None)
+    (line,) = level["beside_in_words"]
+    assert line.startswith("a chain of 3 steps gives ")
 
 
 @pytest.fixture
