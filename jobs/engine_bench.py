@@ -17,7 +17,7 @@ from eagle3.errors import BadInput
 from eagle3.metrics import Rate
 from eagle3.wiring import Wiring
 from jobs import drafter_test
-from jobs.engines import figures
+from jobs.engines import beside, breakdown, figures
 from jobs.engines.agreement import Agreement, agreement
 from jobs.engines.arms import BASELINE, FEWER, SPECULATIVE, Budget, Measured, block, together
 from jobs.engines.attached import attach, differences, untold
@@ -59,6 +59,11 @@ class Level:
     limits: Limits | None
     advice: Advice | None
     between_starts: float | None
+    by_context: Sequence[breakdown.Bucket]
+    over_time: Sequence[breakdown.Moment]
+    floor: beside.Simulated | None
+    ceiling: beside.Simulated | None
+    chain: beside.Chain | None
 
     def plain(self) -> dict[str, Any]:
         """As plain data."""
@@ -76,6 +81,21 @@ class Level:
             "advice": self.advice.plain() if self.advice else None,
             "limit_in_words": in_words(self.limits, self.advice) if self.limits else [],
             "between_starts": self.between_starts,
+            "by_context": [bucket.plain() for bucket in self.by_context],
+            "over_time": [moment.plain() for moment in self.over_time],
+            "parts_in_words": breakdown.in_words(self.by_context, self.over_time),
+            "floor": self.floor.plain() if self.floor else None,
+            "ceiling": self.ceiling.plain() if self.ceiling else None,
+            "chain": self.chain.plain() if self.chain else None,
+            "beside_in_words": [
+                *beside.simulated_in_words(
+                    self.floor,
+                    self.ceiling,
+                    self.tok_s.value,
+                    self.baseline.value if self.baseline else None,
+                ),
+                *beside.chain_in_words(self.chain, self.tok_s.value, self.accept_length),
+            ],
         }
 
 
@@ -119,9 +139,7 @@ class EngineBench:
         self, requests: Sequence[Request], draft: Draft | None, measured: Measured
     ) -> None:
         """Start servers, as many at a time as there is room for."""
-        fewer = None
-        if draft is not None and self.request["advice"] and self.steps > 1 and self.topk == 1:
-            fewer = self.setup.draft(draft.folder, 1)
+        arms = [] if draft is None else self.arms_beside(draft, requests)
         lacking = why_no_room(
             self.setup.asked["name"],
             self.setup.device,
@@ -131,7 +149,7 @@ class EngineBench:
         )
         ask = self.asker(requests, measured)
         levels, budget = self.levels, self.budget
-        starts = (2 if lacking is None else 3) + (fewer is not None)
+        starts = (2 if lacking is None else 3) + len(arms)
         self.events.note(
             f"{starts} starts; "
             + (
@@ -146,6 +164,7 @@ class EngineBench:
             raise BadInput(
                 f"this takes {starts} starts of a server, but job.budget.restarts is {self.restarts}"
                 + ("" if lacking is None else f" ({lacking})")
+                + f"; set job.budget.restarts={starts}"
             )
         if lacking is None:
             with (
@@ -166,11 +185,25 @@ class EngineBench:
                     self.warm(ask, running)
                     share = budget.minutes * 60 / starts  # of the time, for each of the servers
                     block(running, ask, levels, max(budget.least, 2), measured, share)
-        if fewer is not None:
-            with self.setup.server(FEWER, 0, fewer, requests) as running:
+        for arm in arms:
+            ask = self.asker(arm.requests, measured)
+            with self.setup.server(
+                arm.label, 0, arm.draft, arm.requests, arm.environment
+            ) as running:
                 measured.starts.append(running)
                 self.warm(ask, running)
                 block(running, ask, levels, 1, measured)
+
+    def arms_beside(self, draft: Draft, requests: Sequence[Request]) -> list[beside.Arm]:
+        """What is started beside the two that are compared."""
+        arms = []
+        if self.request["advice"] and self.steps > 1 and self.topk == 1:
+            arms.append(beside.fewer_steps(draft, requests))
+        if self.request["simulate"]:
+            arms += beside.simulated(draft, requests)
+        if self.request["chain"]:
+            arms.append(beside.chain_of(draft, requests))
+        return arms
 
     def measure_attached(
         self,
@@ -248,7 +281,8 @@ class EngineBench:
         drafted = measured.of(SPECULATIVE, concurrency)
         plain = measured.of(BASELINE, concurrency)
         fewer = measured.of(FEWER, concurrency)
-        length = figures.accept_length(drafted, self.steps + 1, int(self.request["seed"]))
+        most, seed = self.steps + 1, int(self.request["seed"])
+        length = figures.accept_length(drafted, most, seed)
         stood = figures.per_position(drafted, self.steps)
         limits = advice = None
         step_s, round_s = figures.token_s(plain) if plain else None, figures.round_s(drafted)
@@ -264,6 +298,11 @@ class EngineBench:
                 limits = split(limits, 1, other)
             advice = advise(limits, stood) if stood else None
         token_s = figures.token_s(drafted)
+        told = beside.lengths(self.setup.draft(self.setup.source()))
+        floor, ceiling = (
+            beside.simulated_at(measured.of(arm, concurrency), told[arm], most, limits, seed)
+            for arm in (beside.FLOOR, beside.CEILING)
+        )
         return Level(
             concurrency=concurrency,
             tok_s=figures.typical([figures.tok_s(p) for p in drafted]),
@@ -277,6 +316,13 @@ class EngineBench:
             limits=limits,
             advice=advice,
             between_starts=measured.between_starts(concurrency),
+            by_context=breakdown.by_context(drafted, plain, most, seed),
+            over_time=breakdown.over_time(drafted, most, seed),
+            floor=floor,
+            ceiling=ceiling,
+            chain=beside.chain_at(
+                measured.of(beside.CHAIN, concurrency), drafted, self.steps, seed
+            ),
         )
 
     def answer(

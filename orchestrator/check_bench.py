@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jobs.engines.simulated import WHY, simulating
 from orchestrator.errors import InputError
 
 JOBS = ("engine_bench", "engine_probe")
@@ -40,10 +41,20 @@ def check_bench(config: Mapping[str, Any]) -> None:
         if engine[key] is not None:
             why = WHY_NOT.get(key, "")
             raise InputError(f"engine.{key} is not read by job={job['name']}{why}; leave it out")
+    check_variables({"engine.env": engine["env"], "host.env": config["host"]["env"]})
     check_draft(engine["name"], job)
     check_servers(engine)
     if job["name"] == "engine_bench":
         check_load(job)
+        check_simulated(engine, job)
+        check_chain(engine, job)
+
+
+def check_variables(variables: Mapping[str, Mapping[str, str]]) -> None:
+    """Nothing that has SGLang simulate what is to be measured."""
+    for key, given in variables.items():
+        for name in simulating(given):
+            raise InputError(f"{key}.{name} is set: {WHY}; leave it out")
 
 
 def check_load(job: Mapping[str, Any]) -> None:
@@ -58,6 +69,44 @@ def check_load(job: Mapping[str, Any]) -> None:
         )
     if job["budget"]["least"] > job["budget"]["pairs"]:
         raise InputError("job.budget.least is more than job.budget.pairs")
+
+
+def check_simulated(engine: Mapping[str, Any], job: Mapping[str, Any]) -> None:
+    """Floor and ceiling need an engine that simulates, servers of the job's own, and a drafter."""
+    if not job["simulate"]:
+        return
+    if engine["name"] != "sglang":
+        raise InputError(
+            f"job.simulate sets SGLANG_SIMULATE_ACC_LEN, which {engine['name']} does not read; leave it "
+            "out"
+        )
+    if engine["url"] is not None:
+        raise InputError(
+            "job.simulate starts servers that simulate, but engine.url names one that runs; leave one "
+            "of them out"
+        )
+    if job["control"]:
+        raise InputError(
+            "job.simulate has no drafter to simulate with job.control; leave one of them out"
+        )
+
+
+def check_chain(engine: Mapping[str, Any], job: Mapping[str, Any]) -> None:
+    """A chain stands beside a tree, on a server of the job's own."""
+    if not job["chain"]:
+        return
+    if job["topk"] == 1:
+        raise InputError(
+            "job.chain measures a chain beside a tree, but with job.topk=1 all that is drafted is a "
+            "chain; leave it out"
+        )
+    if engine["url"] is not None:
+        raise InputError(
+            "job.chain starts a server of its own, but engine.url names one that runs; leave one of "
+            "them out"
+        )
+    if job["control"]:
+        raise InputError("job.chain has no drafter with job.control; leave one of them out")
 
 
 def check_draft(engine: str, job: Mapping[str, Any]) -> None:

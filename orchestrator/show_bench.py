@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -40,7 +41,10 @@ def show_bench(show: Show, bench: Mapping[str, Any]) -> None:
         table.add_row(*map(escape, row(level)))
     show.put(table)
     for level in bench["levels"]:
-        for line in level["limit_in_words"]:
+        said = (
+            level.get(key, ()) for key in ("limit_in_words", "parts_in_words", "beside_in_words")
+        )
+        for line in chain.from_iterable(said):
             show.line(f"at {level['concurrency']} at once: {line}")
         if level["between_starts"] is not None:
             show.line(

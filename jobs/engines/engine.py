@@ -74,8 +74,11 @@ def arguments(own: Mapping[str, Any], given: Mapping[str, Any], job: Sequence[st
     """
     line: list[str] = []
     theirs = {name.lstrip("-").replace("-", "_"): value for name, value in given.items()}
-    # Engines take any beginning of a flag's name for it.
-    if taken := sorted(name for name in theirs if any(own.startswith(name) for own in job)):
+    # Engines take any beginning of a flag's name for it, and vLLM parts of its value behind a dot,
+    # among them what makes it simulate what is accepted.
+    if taken := sorted(
+        name for name in theirs if any(own.startswith(name.partition(".")[0]) for own in job)
+    ):
         raise BadInput(
             f"engine.flags.{taken[0]} is set by the job itself: drafter and target as they are named, "
             "job.steps, job.topk and job.draft_tokens, and a free port"

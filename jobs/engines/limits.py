@@ -40,6 +40,10 @@ class Limits:
         """The speedup of decoding were every drafted token accepted."""
         return (self.steps + 1) / self.break_even
 
+    def decode_tok_s(self, accept_length: float) -> float:
+        """Of one request at another accept length: rounds take as long, whatever stands of them."""
+        return accept_length / self.round_s
+
     def plain(self) -> dict[str, Any]:
         """As plain data, what is derived included."""
         return {

@@ -22,7 +22,8 @@ from jobs.engines.attached import attach
 from jobs.engines.engine import Draft, Engine, Wanted
 from jobs.engines.hypothesis import ServedAs, installed, served_as
 from jobs.engines.records import Prompt, Request
-from jobs.engines.sglang import SIMULATED, SGLang
+from jobs.engines.sglang import SGLang
+from jobs.engines.simulated import WHY, simulating
 from jobs.engines.started import Patience, Running, started
 from jobs.engines.vllm import VLLM
 from jobs.events import Events
@@ -153,9 +154,14 @@ class Setup:
 
     @contextmanager
     def server(
-        self, label: str, number: int, draft: Draft | None, requests: Sequence[Request]
+        self,
+        label: str,
+        number: int,
+        draft: Draft | None,
+        requests: Sequence[Request],
+        more: Mapping[str, str] | None = None,
     ) -> Iterator[Running]:
-        """A started server of an arm."""
+        """A started server of an arm, with `more` variables than all have."""
         wanted = Wanted(
             python=self.python(),
             target=self.target,
@@ -168,7 +174,7 @@ class Setup:
                 started(
                     self.engine,
                     wanted,
-                    self.environment,
+                    {**self.environment, **(more or {})},
                     self.folder,
                     label=label,
                     number=number,
@@ -181,8 +187,7 @@ class Setup:
 
 def refuse_simulated(environment: Mapping[str, str]) -> None:
     """Raises BadInput where the engine would accept drafts whatever they are."""
-    if SIMULATED in environment or SIMULATED in os.environ:
+    for name in simulating({*environment, *os.environ}):
         raise BadInput(
-            f"{SIMULATED} is set: SGLang would accept drafts whatever they are, and nothing is "
-            "measured; unset it in host.env, engine.env and the host's own environment"
+            f"{name} is set: {WHY}; unset it in engine.env, host.env and the host's own environment"
         )

@@ -12,7 +12,6 @@ from jobs.engines.metrics_text import totals
 from jobs.engines.records import Answered, Counters, Facts, Request
 from jobs.engines.talk import Address, Deadline, ServerError, get, get_json, post, stream
 
-SIMULATED = "SGLANG_SIMULATE_ACC_LEN"  # makes the engine accept drafts that are wrong
 # What is not kept of /server_info: figures since the start, and what may hold a secret.
 HIDDEN = re.compile(
     r"internal_states|launch_command|key|secret|token$|password|auth", re.IGNORECASE

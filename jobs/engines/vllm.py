@@ -11,7 +11,17 @@ from jobs.engines.metrics_text import by_label, totals
 from jobs.engines.records import Answered, Counters, Facts, Request
 from jobs.engines.talk import Address, ServerError, get, get_json, stream
 
-OWN = ("model", "host", "port", "speculative_config", "enable_prefix_caching")
+# The drafter's short flags would have the baseline draft as well.
+OWN = (
+    "model",
+    "host",
+    "port",
+    "speculative_config",
+    "spec_method",
+    "spec_model",
+    "spec_tokens",
+    "enable_prefix_caching",
+)
 COUNTED_S = 5.0  # for the counters to take in a request that has ended
 PAUSE_S = 0.01
 SPEC = "vllm:spec_decode_num_"

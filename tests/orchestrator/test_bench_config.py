@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hydra.errors import HydraException
 
-from orchestrator.check_bench import ENGINES, NOT_READ, OF_SERVERS
+from orchestrator.check_bench import ENGINES, NOT_READ, OF_SERVERS, check_variables
 from orchestrator.errors import InputError
 from orchestrator.plan import inputs_of
 from tests.orchestrator.test_config import resolved
@@ -18,6 +18,7 @@ from tests.orchestrator.test_plan import DUMP, WIRED, request
 JOB = "engine_bench"
 SGLANG = (f"job={JOB}", "engine=sglang", *WIRED)
 VLLM = (f"job={JOB}", "engine=vllm", *WIRED)
+TREE = ("job.topk=2", "job.draft_tokens=6")
 URL = "engine.url='http://gpu8:30000'"
 
 
@@ -88,6 +89,12 @@ def test_flags_and_environment_of_ones_own_are_handed_on() -> None:
     assert (asked["concurrency"], asked["topk"], asked["draft_tokens"]) == ([1, 8], 4, 16)
 
 
+def test_arms_beside_are_asked_for_openly() -> None:
+    assert request(*SGLANG, "job.simulate=true")["simulate"] is True
+    asked = request(*SGLANG, *TREE, "job.chain=true")
+    assert (asked["simulate"], asked["chain"]) == (False, True)
+
+
 def test_a_server_of_ones_own_is_handed_on() -> None:
     asked = request(*VLLM, URL, "engine.baseline_url='http://gpu8:30001'")["engine"]
     assert (asked["url"], asked["baseline_url"]) == ("http://gpu8:30000", "http://gpu8:30001")
@@ -146,6 +153,30 @@ def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
         ),
         ([*SGLANG, URL, "+engine.env={A: b}"], "engine.env is for servers that are started"),
         ([*SGLANG, URL, "+engine.flags={a: b}"], "engine.flags is for servers that are started"),
+        (
+            [*VLLM, "job.simulate=true"],
+            "job.simulate sets SGLANG_SIMULATE_ACC_LEN, which vllm does not read; leave it out",
+        ),
+        (
+            [*SGLANG, URL, "job.simulate=true"],
+            "job.simulate starts servers that simulate, but engine.url names one that runs",
+        ),
+        (
+            [*SGLANG, "job.control=true", "job.simulate=true"],
+            "job.simulate has no drafter to simulate with job.control; leave one of them out",
+        ),
+        (
+            [*SGLANG, "job.chain=true"],
+            "job.chain measures a chain beside a tree, but with job.topk=1 all that is drafted is a",
+        ),
+        (
+            [*SGLANG, *TREE, URL, "job.chain=true"],
+            "job.chain starts a server of its own, but engine.url names one that runs",
+        ),
+        (
+            [*SGLANG, *TREE, "job.control=true", "job.chain=true"],
+            "job.chain has no drafter with job.control; leave one of them out",
+        ),
         # How much is asked.
         (
             [*SGLANG, "job.concurrency=[]"],
@@ -191,6 +222,25 @@ def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
 def test_what_will_not_do_is_one_clear_error(overrides: list[str], words: str) -> None:
     with pytest.raises(InputError, match=re.escape(words)):
         resolved(*overrides)
+
+
+@pytest.mark.parametrize("job", ["engine_bench", "engine_probe"])
+@pytest.mark.parametrize("key", ["engine.env", "host.env"])
+def test_variables_that_simulate_what_is_measured_are_refused(key: str, job: str) -> None:
+    words = f"{key}.SGLANG_SIMULATE_ACC_LEN is set: accept lengths would be simulated, whatever the"
+    with pytest.raises(InputError, match=re.escape(words)):
+        resolved(f"job={job}", "engine=sglang", *WIRED, f"+{key}={{SGLANG_SIMULATE_ACC_LEN: '3'}}")
+
+
+@pytest.mark.parametrize("name", ["SGLANG_SIMULATE_ACC_TOKEN_MODE", "SIMULATE_ACC_METHOD"])
+def test_so_are_their_relatives_and_their_earlier_names(name: str) -> None:
+    with pytest.raises(InputError, match=rf"engine\.env\.{name} is set"):
+        check_variables({"host.env": {}, "engine.env": {"SGLANG_SIMULATION": "1", name: "3"}})
+    check_variables({"engine.env": {"SGLANG_SIMULATION": "1", "OMP_NUM_THREADS": "1"}})
+
+
+def test_what_measures_no_engine_may_be_run_beside_a_simulation() -> None:
+    resolved("job=inspect_data", "+host.env={SGLANG_SIMULATE_ACC_LEN: '3'}")
 
 
 def test_flags_that_only_sound_like_secrets_are_none() -> None:

@@ -126,6 +126,20 @@ def test_what_limits_is_said_for_each_concurrency() -> None:
     assert "at 8 at once: best: 2 steps" in text
 
 
+def test_what_contexts_and_time_do_is_said_where_there_is_something_to_say() -> None:
+    text = answer(bench(level(1, parts_in_words=[]), level(8, parts_in_words=["it fell"])))
+    assert "at 8 at once: it fell" in text
+    assert text.count("it fell") == 1
+
+
+def test_arms_beside_are_said_and_are_no_row_of_the_table() -> None:
+    bound = {"simulated": True, "tok_s": 77.7}
+    lines = ["simulated: 77.7 tok/s if no draft stood"]
+    text = answer(bench(level(1, floor=bound, ceiling=bound, beside_in_words=lines)))
+    assert "at 1 at once: simulated: 77.7 tok/s if no draft stood" in text
+    assert text.count("77.7") == 1
+
+
 def test_what_two_starts_differ_by_is_said() -> None:
     text = answer(bench(level(1, between_starts=0.034)))
     assert "at 1 at once: two starts of the baseline differ by 3.4%" in text

@@ -6,6 +6,8 @@ It says t + 1 behind t. Drafted with, its drafter is wrong where 0, 5, 10, … w
 prompt that ends in 4, 9, 14, … the first token is a multiple of 5, and in chains of 3 steps the
 verifications give 4, 1, 4, 1, … tokens: 3 and 0 drafts accepted in turn, 2.5 tokens a verification.
 
+With SGLANG_SIMULATE_ACC_LEN=n every verification gives n tokens, all of them SIMULATED.
+
 What it does wrong is named by FAULT in its environment; prompts that start with VICTIM meet it where it
 is of a request. With FAULTS_OF=drafted only a server with a drafter does it.
 """
@@ -24,6 +26,7 @@ from typing import Any
 FAULT, FAULTS_OF = "FAKE_FAULT", "FAKE_FAULTS_OF"
 VICTIM = 7
 WRONG_EVERY = 5
+SIMULATED = 100
 LAG_S = 0.15  # until a lagging counter counts
 LATER_S = 0.6  # until it is found that the core has died
 
@@ -38,6 +41,8 @@ class State:
         self.drafter = options.speculative_draft_model_path or spec.get("model")
         of = os.environ.get(FAULTS_OF)
         self.fault = os.environ.get(FAULT) if of is None or self.drafter else None
+        told = os.environ.get("SGLANG_SIMULATE_ACC_LEN") if self.drafter else None
+        self.simulated = int(told) if told and self.fault != "does_not_simulate" else None
         self.asked = 0
         self.counted = {"rounds": 0, "accepted": 0, "tokens": 0, "requests": 0}
         self.stood = [0] * (self.steps or 0)
@@ -172,11 +177,15 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "hangs":
             time.sleep(600)
         walk = walked(ids[-1], tokens, state.steps) if state.steps else []
+        if state.simulated is not None:
+            walk = [state.simulated - 1] * -(-(tokens - 1) // state.simulated)
         # A verification may give more than is asked for, which is counted, but not sent.
         gains = [1, *(n + 1 for n in walk)] if state.steps else [1] * tokens
         output: list[int] = []
         for gain in gains:
             new = [ids[-1] + 1 + len(output) + i for i in range(gain)][: tokens - len(output)]
+            if state.simulated is not None:
+                new = [SIMULATED] * len(new)
             output += new
             self.event(ids, output, new, walk, fault, last=len(output) == tokens)
         if state.fault == "lags":

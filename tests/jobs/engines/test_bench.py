@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from eagle3.errors import BadInput
-from jobs.engine_bench import open_job
+from jobs import engine_bench, engine_probe
 from jobs.engines import room
 from jobs.engines.engine import Draft
-from jobs.engines.sglang import SIMULATED
 from jobs.engines.talk import Address, get
 from jobs.events import Events
 from tests.jobs.engines import fake
@@ -42,6 +41,7 @@ class Bench:
         engine: dict[str, Any] | None = None,
         budget: dict[str, Any] | None = None,
         layers: tuple[int, ...] = (0, 3, 5),
+        open_job: Callable[..., Any] = engine_bench.open_job,
         **settings: Any,
     ) -> dict[str, Any]:
         data = {"path": str(self.desk.data), "states": STATES, "layout": None, "damaged": "fail"}
@@ -53,7 +53,7 @@ class Bench:
         request = {
             **{"device": "cpu", "steps": STEPS, "topk": 1, "draft_tokens": None, "seed": 0},
             **{"max_prompts": 16, "new_tokens": TOKENS, "ignore_eos": True, "concurrency": [1]},
-            **{"control": False, "advice": True},
+            **{"control": False, "advice": True, "simulate": False, "chain": False},
             **{"start_s": 60.0, "first_s": 30.0, "request_s": 30.0},
             "engine": {**asked, **(engine or {})},
             "budget": {**ends, "repeats": 0, **(budget or {})},
@@ -67,7 +67,9 @@ class Bench:
         }
         with Events(self.folder / "events.jsonl") as events:
             job = open_job(request, events)
-            return job.run_case({"case_id": "a", "wiring": {**WIRING, "layers": layers}})
+            case = {"case_id": "a", "wiring": {**WIRING, "layers": layers}}
+            answer: dict[str, Any] = job.run_case(case)
+            return answer
 
     def said(self) -> str:
         return (self.folder / "events.jsonl").read_text()
@@ -102,10 +104,14 @@ def test_the_accept_length_is_what_the_engine_does_beside_what_the_drafter_does_
     name: str, bench: Bench
 ) -> None:
     result = bench.run(name)
-    # In verifications of 4, 1, 4, 1, … for each prompt in each of two passes.
+    # In verifications of 4, 1, 4, 1, … for each prompt in each of two passes, or in the one of them
+    # that the machine's other work left alone.
     length = result["metrics"]["accept_length"]
+    drafted = [p for p in result["bench"]["passes"] if p["arm"] == "speculative"]
+    passes = len([p for p in drafted if not p["disturbed"]] or drafted)
     assert length["value"] == 2.5
-    assert (length["numerator"], length["denominator"]) == (20 * PROMPTS * 2, 8 * PROMPTS * 2)
+    assert length["numerator"] == 20 * PROMPTS * passes
+    assert length["denominator"] == 8 * PROMPTS * passes
     assert {"accuracy", "tok_s", "tok_s_baseline", "speedup"} <= (result["metrics"].keys())
     found = result["bench"]
     assert (found["ids"], found["states"]) == (
@@ -123,6 +129,13 @@ def test_break_even_and_advice_follow_from_what_was_measured(bench: Bench) -> No
     assert limits["break_even"] == pytest.approx(limits["round_s"] / limits["step_s"])
     assert level["per_position"] == [0.5, 0.5, 0.5]
     assert set(level["advice"]["by_steps"]) == {"0", "1", "2", "3"}
+    # All prompts have three tokens, and each pass is as the other.
+    (bucket,) = level["by_context"]
+    assert (bucket["from"], bucket["below"], bucket["prompts"]) == (2, 4, PROMPTS)
+    assert bucket["accept_length"] == level["accept_length"]
+    assert {m["accept_length"]["value"] for m in level["over_time"]} == {2.5}
+    assert level["over_time"][0]["after_s"] == 0.0
+    assert level["parts_in_words"] == []
 
 
 @BOTH
@@ -171,6 +184,53 @@ def test_more_starts_than_may_be_are_refused_before_the_first(cramped: Bench) ->
     assert "is starting" not in cramped.said()
 
 
+@pytest.mark.runs
+def test_floor_and_ceiling_are_simulated_and_kept_apart(bench: Bench) -> None:
+    result = bench.run(simulate=True, concurrency=[1, 2], budget={"restarts": 5})
+    assert arms(result) == [
+        *[("baseline", 0), ("speculative", 0), ("fewer_steps", 0)],
+        *[("simulated_floor", 0), ("simulated_ceiling", 0)],
+    ]
+    for level in result["bench"]["levels"]:
+        floor, ceiling = level["floor"], level["ceiling"]
+        # 20 tokens behind the prefill's, one or four a round.
+        assert (floor["accept_length_set"], floor["accept_length"]["denominator"]) == (1, 80)
+        assert (ceiling["accept_length_set"], ceiling["accept_length"]["denominator"]) == (4, 20)
+        for arm in (floor, ceiling):
+            assert (arm["simulated"], arm["held"]) == (True, True)
+            assert arm["accept_length"]["value"] == arm["accept_length_set"]
+            per_round = 1 / level["limits"]["round_s"]
+            assert arm["decode_tok_s_predicted"] == pytest.approx(
+                arm["accept_length_set"] * per_round
+            )
+        assert [line.partition(":")[0] for line in level["beside_in_words"]] == ["simulated"] * 2
+        # What was measured is as without them.
+        assert level["accept_length"]["value"] == 2.5
+        assert {m["accept_length"]["value"] for m in level["over_time"]} == {2.5}
+    assert result["metrics"]["accept_length"]["value"] == 2.5
+    assert result["bench"]["agreement"]["speculative"]["same"] == PROMPTS
+    assert set(result["bench"]["agreement"]) <= {"speculative", "baseline"}
+
+
+def test_a_release_that_does_not_simulate_gives_no_bounds(bench: Bench) -> None:
+    faulty = {fake.FAULT: "does_not_simulate"}
+    result = bench.run(simulate=True, advice=False, engine={"env": faulty}, budget={"restarts": 4})
+    (level,) = result["bench"]["levels"]
+    assert (level["floor"]["held"], level["ceiling"]["held"]) == (False, False)
+    assert level["beside_in_words"] == [
+        f"simulated: the engine was told to accept {told} tokens a round, but counted 2.50: its figures "
+        "are no bound"
+        for told in (1, 4)
+    ]
+
+
+def test_simulated_starts_count_as_starts(bench: Bench) -> None:
+    words = r"this takes 5 starts .* job\.budget\.restarts is 4; set job\.budget\.restarts=5$"
+    with pytest.raises(BadInput, match=words):
+        bench.run(simulate=True)
+    assert "is starting" not in bench.said()
+
+
 def test_each_concurrency_has_figures_of_its_own(bench: Bench) -> None:
     result = bench.run("vllm", concurrency=[1, 3], advice=False)
     one, three = result["bench"]["levels"]
@@ -192,6 +252,21 @@ def test_of_a_tree_no_arm_is_started_that_would_tell_nothing(bench: Bench) -> No
     assert arms(result) == [("baseline", 0), ("speculative", 0)]
     command = result["bench"]["servers"][1]["command"]
     assert command[command.index("--speculative-num-draft-tokens") + 1] == "6"
+
+
+@pytest.mark.runs
+def test_beside_a_tree_a_chain_of_its_steps_is_measured(bench: Bench) -> None:
+    result = bench.run(topk=2, draft_tokens=6, chain=True, budget={"restarts": 3})
+    assert arms(result) == [("baseline", 0), ("speculative", 0), ("chain", 0)]
+    command = result["bench"]["servers"][2]["command"]
+    told = {"num-steps": "3", "eagle-topk": "1", "num-draft-tokens": "4"}
+    for flag, value in told.items():
+        assert command[command.index(f"--speculative-{flag}") + 1] == value
+    (level,) = result["bench"]["levels"]
+    assert level["chain"]["accept_length"]["value"] == 2.5
+    assert level["chain"]["better"] in ("tree", "chain", None)
+    (line,) = level["beside_in_words"]
+    assert line.startswith("a chain of 3 steps gives ")
 
 
 @pytest.fixture
@@ -231,14 +306,29 @@ def test_a_server_that_is_not_the_hypothesis_is_not_measured(
         bench.run(engine={"url": mine.url, "python": None})
 
 
+@pytest.mark.parametrize("open_job", [engine_bench.open_job, engine_probe.open_job])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SGLANG_SIMULATE_ACC_LEN",
+        "SGLANG_SIMULATE_ACC_METHOD",
+        "SGLANG_SIMULATE_UNIFORM_EXPERTS",
+        "SIMULATE_ACC_LEN",
+    ],
+)
 def test_an_engine_that_would_accept_anything_is_refused(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    name: str, open_job: Callable[..., Any], bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(BadInput, match=f"{SIMULATED} is set"):
-        bench.run(engine={"env": {SIMULATED: "3"}})
-    monkeypatch.setenv(SIMULATED, "3")
-    with pytest.raises(BadInput, match=f"{SIMULATED} is set"):
-        bench.run()
+    words = (
+        f"^{name} is set: accept lengths would be simulated, .*; unset it in engine.env, host.env and "
+        "the host's own environment$"
+    )
+    with pytest.raises(BadInput, match=words):
+        bench.run(engine={"env": {name: "3"}}, open_job=open_job)
+    monkeypatch.setenv(name, "3")
+    with pytest.raises(BadInput, match=words):
+        bench.run(open_job=open_job)
+    assert "is starting" not in bench.said()
 
 
 def test_another_release_than_the_one_named_is_refused(bench: Bench) -> None:

@@ -28,6 +28,12 @@ def test_break_even_is_where_a_round_gives_what_plain_steps_give_meanwhile() -> 
     assert limits(length=found.break_even, step_s=0.01, round_s=0.02).speedup == pytest.approx(1.0)
 
 
+def test_at_another_accept_length_rounds_take_as_long() -> None:
+    found = limits(step_s=0.01, round_s=0.02)
+    assert found.decode_tok_s(1.0) == pytest.approx(50.0)
+    assert found.decode_tok_s(5.0) == pytest.approx(found.perfect / found.step_s)
+
+
 def test_what_is_derived_is_filed_with_what_was_measured() -> None:
     plain = limits(step_s=0.01, round_s=0.02).plain()
     assert plain["break_even"] == pytest.approx(2.0)
