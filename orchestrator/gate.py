@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -18,12 +18,9 @@ from orchestrator.errors import InputError
 from orchestrator.gate_check import Held, hold
 from orchestrator.gate_figure import JOB, Figure, Gated, gated, stated
 from orchestrator.gate_file import no_entry, read_golden, stored, with_figure, write_golden
-from orchestrator.paths import CONF, RunPaths
+from orchestrator.paths import RunPaths
 from orchestrator.runs import exit_code, find_run, results_of
 from orchestrator.show import Show, error_line, printable
-
-if TYPE_CHECKING:
-    from orchestrator.config import Resolved
 
 USAGE = (
     "python -m orchestrator gate golden=FILE [store=true] "
@@ -53,7 +50,7 @@ class Asked:
     run: str | None
     results: str | None  # for `run` alone
     overrides: tuple[str, ...]
-    config_dir: str | None
+    config_dir: Path | None
 
 
 def run(arguments: list[str]) -> int:
@@ -65,6 +62,8 @@ def run(arguments: list[str]) -> int:
     asked = parse(arguments)
     if asked.run is not None:
         return check(show, asked, find_run(asked.run, results_of(asked.results)))
+    from orchestrator.compose import composed
+
     resolved = composed(asked.overrides, asked.config_dir)
     check_before(asked, resolved.config)
     from orchestrator.loop import run as run_loop
@@ -115,38 +114,24 @@ def parse(arguments: Sequence[str]) -> Asked:
     if config_dir is not None and not Path(config_dir).is_dir():
         raise InputError(f"--config-dir {config_dir} is no folder")
     return Asked(
-        golden=Path(own["golden"]).expanduser(),
+        golden=golden_path(own["golden"]),
         store=own.get("store") == "true",
         run=own.get("run"),
         results=results,
         overrides=tuple(overrides),
-        config_dir=config_dir,
+        config_dir=None if config_dir is None else Path(config_dir),
     )
 
 
-def composed(overrides: Sequence[str], config_dir: str | None) -> Resolved:
-    """The resolved config, as the plain command has it. Raises InputError."""
-    from hydra import compose, initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    from orchestrator.asked import quoted
-    from orchestrator.config import resolve
-    from orchestrator.explain import explain
-    from orchestrator.schema import register
-
-    register()
-    search = [] if config_dir is None else [f"file://{Path(config_dir).absolute()}"]
-    given = [*overrides, *(f"hydra.searchpath=[{quoted(folder)}]" for folder in search)]
+def golden_path(given: str) -> Path:
+    """Where the golden file lies, or will lie. Raises InputError where there is no such folder."""
     try:
-        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-            config = compose("config", given, return_hydra_config=True)
-        task = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-        return resolve(task, config.hydra)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise InputError(explain(error)) from error
+        path = Path(given).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"golden={given}: {error}") from error
+    if not path.parent.is_dir():
+        raise InputError(f"golden={given}: there is no folder {path.parent}; make it first")
+    return path
 
 
 def check_before(asked: Asked, config: dict[str, Any]) -> None:
@@ -226,7 +211,7 @@ def in_words(figure: Figure) -> str:
 
 def failed(run: Gated, lower: Sequence[Held], asked: Asked) -> str:
     """Why the gate is closed, and how a person opens it."""
-    names = ", ".join(one.version for one in lower)
+    names = " and ".join(one.version for one in lower)
     kept = "; nothing was stored" if asked.store else ""
     return (
         f"failed   {run.key['engine']} {run.version} accepts clearly less than {names} did of the same "
@@ -239,7 +224,7 @@ def passed(run: Gated, held: Sequence[Held], asked: Asked) -> str:
     if all(one.equal for one in held):
         said = "every prompt is accepted as stored"
     elif any(one.higher for one in held):
-        names = ", ".join(one.version for one in held if one.higher)
+        names = " and ".join(one.version for one in held if one.higher)
         said = f"more is accepted than {names} did"
     else:
         said = "it differs, but is not clearly lower: the interval of the difference holds 0"

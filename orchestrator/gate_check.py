@@ -62,13 +62,14 @@ def against(now: Figure, version: str, then: Figure, most: int) -> Held:
     if now.as_counted(then):
         return Held(version=version, figure=then, equal=True, value=0.0, low=0.0, high=0.0)
     value = now.value - then.value
-    prompts = len(now.tokens)
+    # An answer that ended with its first token has no round.
+    counted = sum(1 for rounds in zip(now.rounds, then.rounds, strict=True) if any(rounds))
     parts = [a - b for a, b in zip(parts_of(now), parts_of(then), strict=True)]
-    spread = math.sqrt(sum(part * part for part in parts) * prompts / (prompts - 1))
+    spread = math.sqrt(sum(part * part for part in parts) * counted / max(1, counted - 1))
     rounds = min(now.denominator / now.passes, then.denominator / then.passes)
     share = min(1.0, abs(value) / most)
     least = math.sqrt(max(abs(value) * (1 - share), 1 / rounds) / rounds)
-    reach = t_quantile(TAIL, prompts - 1) * max(spread, least)
+    reach = t_quantile(TAIL, counted - 1) * max(spread, least)
     return Held(
         version=version,
         figure=then,

@@ -90,7 +90,7 @@ def check_figure(figure: Any, where: str) -> None:
     tokens, rounds = figure["tokens"], figure["rounds"]
     if any(type(count) is not int or count < 0 for count in (*tokens, *rounds)):
         raise ValueError(f"{where} has counts that are none")
-    if len(tokens) != len(rounds) or not all(rounds) or figure["passes"] < 1:
+    if len(tokens) != len(rounds) or not sum(rounds) or figure["passes"] < 1:
         raise ValueError(f"{where} has no count for every prompt")
     for name, counts in (("numerator", tokens), ("denominator", rounds)):
         if figure.get(name) != sum(counts):
