@@ -68,7 +68,7 @@ def gated(paths: RunPaths) -> Gated:
     if result["status"] != "ok":
         raise InputError(f"run {run} gave no answer ({result['error']['message']}); run it again")
     bench = result["bench"]
-    if bench["control"]:
+    if bench.get("control"):  # older jobs had none
         raise InputError(f"run {run} is a control, with no drafter in it; there is nothing to hold")
     length = result["metrics"].get("accept_length")
     if length is None:

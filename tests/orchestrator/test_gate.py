@@ -417,7 +417,7 @@ def drop_length(result: dict[str, Any]) -> None:
 
 
 def drop_prompts(result: dict[str, Any]) -> None:
-    del result["bench"]["prompts_digest"]
+    del result["bench"]["prompts_digest"], result["bench"]["control"]
 
 
 def fail(result: dict[str, Any]) -> None:
