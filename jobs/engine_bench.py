@@ -25,6 +25,7 @@ from jobs.engines.disturbance import look, on_gpus
 from jobs.engines.engine import Draft
 from jobs.engines.folder import lay_out
 from jobs.engines.hypothesis import ServedAs
+from jobs.engines.kept import kept
 from jobs.engines.limits import Advice, Limits, advise, in_words, split
 from jobs.engines.load import run_pass
 from jobs.engines.records import Pass, Request
@@ -384,6 +385,7 @@ class EngineBench:
                 "topk": self.topk,
                 "draft_tokens": self.setup.draft(self.setup.source()).verified,
                 "prompts": len(requests),
+                **kept(requests, measured.of(SPECULATIVE, self.levels[0])),
                 "levels": [v.plain() for v in levels],
                 "agreement": {name: found.plain() for name, found in agreed.items()},
                 "servers": [server_record(running) for running in measured.starts],

@@ -57,7 +57,7 @@ def run_hydra(argv: list[str]) -> int:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from orchestrator.explain import explain
+    from orchestrator.explain import explain, explain_null
     from orchestrator.paths import CONF
     from orchestrator.schema import register
 
@@ -107,13 +107,10 @@ def run_hydra(argv: list[str]) -> int:
             f"{error.filename} cannot be used ({error.strerror}); set results=FOLDER to a place that "
             "can be written"
         ) from error
-    except AttributeError as error:  # what OmegaConf makes of a mapping for something that is null
-        found = re.search(r"full_key: (\S+)", str(error))
-        if found is None:
+    except AttributeError as error:
+        if (said := explain_null(error)) is None:
             raise
-        raise InputError(
-            f"{found[1]} is null here and takes no mapping; set its keys one by one"
-        ) from error
+        raise InputError(said) from error
     finally:
         sys.argv = saved_argv
         if saved_setting is None:

@@ -22,12 +22,11 @@ from orchestrator.asked import (
     flags_of,
     host_of,
     placed,
-    quoted,
     read,
     states_of,
 )
 from orchestrator.errors import InputError
-from orchestrator.paths import CONF, RunPaths, runs_folder
+from orchestrator.paths import RunPaths, runs_folder
 
 if TYPE_CHECKING:
     from orchestrator.config import Resolved
@@ -290,27 +289,11 @@ def as_yaml(experiment: Mapping[str, Any], repeat: str) -> str:
 
 def composed(experiment: Mapping[str, Any]) -> Resolved:
     """The resolved config, as `+experiment=diagnose` gives it where the file is found."""
-    from hydra import compose, initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
+    from orchestrator import compose
 
-    from orchestrator.config import resolve
-    from orchestrator.explain import explain
-    from orchestrator.schema import register
-
-    register()
     with tempfile.TemporaryDirectory() as folder:
         keep(experiment, Path(folder))
-        overrides = ["+experiment=diagnose", f"hydra.searchpath=[{quoted(f'file://{folder}')}]"]
-        try:
-            with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-                config = compose("config", overrides, return_hydra_config=True)
-            task = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-            return resolve(task, config.hydra)
-        except (HydraException, OmegaConfBaseException, YAMLError) as error:
-            raise InputError(explain(error)) from error
+        return compose.composed(["+experiment=diagnose"], Path(folder))
 
 
 def keep(experiment: Mapping[str, Any], folder: Path) -> None:

@@ -48,6 +48,12 @@ def explain(error: BaseException) -> str:
     return text + suggestion(text)
 
 
+def explain_null(error: AttributeError) -> str | None:
+    """What OmegaConf means by it where a mapping is given for something that is null; else None."""
+    found = re.search(r"full_key: (\S+)", str(error))
+    return found and f"{found[1]} is null here and takes no mapping; set its keys one by one"
+
+
 def suggestion(text: str) -> str:
     """'; did you mean …?' for a key that a section of the config does not have."""
     wrong = re.search(r"Key '(\w+)' not in '(\w+)'", text)

@@ -45,6 +45,13 @@ def run_diagnose(arguments: list[str]) -> int:
     return diagnose.run(arguments)
 
 
+def run_gate(arguments: list[str]) -> int:
+    """gate golden=FILE …: accept lengths held against those of other engine versions."""
+    from orchestrator import gate
+
+    return gate.run(arguments)
+
+
 def run_layers(arguments: list[str]) -> int:
     """layers '[2,30,58]' engine=…: what layer ids mean, and what to write elsewhere."""
     from orchestrator import layer_ids
@@ -67,6 +74,7 @@ VERBS: dict[str, Verb] = {
     **{verb: managing(verb) for verb in ("runs", "attach", "logs", "cancel", "collect")},
     "diagnose": run_diagnose,
     "doctor": run_doctor,
+    "gate": run_gate,
     "layers": run_layers,
     "record": run_record,
     "hosts": run_hosts,
