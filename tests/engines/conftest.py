@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,8 +61,12 @@ class Starter:
         self.folder, self.count = folder, 0
         self.stack = ExitStack()
 
-    def start(self, name: str, target: Path, draft: Draft | None, *, prompt: int = 1) -> Started:
-        """A ready server of this engine; its first request is the token `prompt` four times."""
+    def start(
+        self, name: str, target: Path, draft: Draft | None, *, prompt: int = 1, **flags: Any
+    ) -> Started:
+        """A ready server of this engine, with flags beside the usual ones; its first request is the
+        token `prompt` four times.
+        """
         self.stack.close()
         engine = ENGINES[name]()
         folder = self.folder / str(self.count)
@@ -71,7 +76,7 @@ class Starter:
             target=target,
             port=0,
             draft=draft,
-            flags=serving.flags(name),
+            flags={**serving.flags(name), **flags},
         )
         running = self.stack.enter_context(
             started(

@@ -6,6 +6,9 @@ It says t + 1 behind t. Drafted with, its drafter is wrong where 0, 5, 10, … w
 prompt that ends in 4, 9, 14, … the first token is a multiple of 5, and in chains of 3 steps the
 verifications give 4, 1, 4, 1, … tokens: 3 and 0 drafts accepted in turn, 2.5 tokens a verification.
 
+Started with --enable-return-hidden-states it answers a request for states out of the file STATES: what
+/generate's meta_info is to hold, by the prompt, one of a list at a time; null there ends the server.
+
 What it does wrong is named by FAULT in its environment; prompts that start with VICTIM meet it where it
 is of a request. With FAULTS_OF=drafted only a server with a drafter does it.
 """
@@ -19,9 +22,10 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
-FAULT, FAULTS_OF = "FAKE_FAULT", "FAKE_FAULTS_OF"
+FAULT, FAULTS_OF, STATES = "FAKE_FAULT", "FAKE_FAULTS_OF", "FAKE_STATES"
 VICTIM = 7
 WRONG_EVERY = 5
 LAG_S = 0.15  # until a lagging counter counts
@@ -39,6 +43,9 @@ class State:
         of = os.environ.get(FAULTS_OF)
         self.fault = os.environ.get(FAULT) if of is None or self.drafter else None
         self.asked = 0
+        file = os.environ.get(STATES)
+        self.states: dict[str, list[Any]] = json.loads(Path(file).read_text()) if file else {}
+        self.keys: set[str | None] = {None}  # of the cache of prefixes, that were asked for
         self.counted = {"rounds": 0, "accepted": 0, "tokens": 0, "requests": 0}
         self.stood = [0] * (self.steps or 0)
 
@@ -96,6 +103,9 @@ class Handler(BaseHTTPRequestHandler):
                 "speculative_num_steps": options.speculative_num_steps,
                 "speculative_eagle_topk": options.speculative_eagle_topk,
                 "speculative_num_draft_tokens": options.speculative_num_draft_tokens,
+                "enable_return_hidden_states": options.enable_return_hidden_states,
+                "return_hidden_states_mode": options.return_hidden_states_mode,
+                "aux_hidden_state_capture": "eagle3" if options.aux else None,
                 "internal_states": [{"avg_spec_accept_length": 2.6 if state.drafter else None}],
             }
             self.say(json.dumps(said))
@@ -143,7 +153,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/flush_cache":
-            self.say("Cache flushed.")
+            if self.state.fault == "unflushable":
+                self.say("Flush cache failed.", 400)
+            else:
+                self.say("Cache flushed.")
+        elif self.path == "/generate" and body.get("return_hidden_states"):
+            self.with_states(body)
         elif self.path == "/generate":
             params = body["sampling_params"]
             self.generate(body["input_ids"], params["max_new_tokens"])
@@ -151,6 +166,26 @@ class Handler(BaseHTTPRequestHandler):
             self.generate(body["prompt"], body["max_tokens"])
         else:
             self.say("not found", 404)
+
+    def with_states(self, body: dict[str, Any]) -> None:
+        """A whole answer with states; of a prompt that is asked again under its key, the last row's."""
+        state, ids = self.state, body["input_ids"]
+        if not state.options.enable_return_hidden_states:
+            self.say("The server is not configured to return hidden states.", 400)
+            return
+        takes = state.states[",".join(map(str, ids))]
+        take = takes.pop(0)
+        if take is None:
+            die()
+        key = body.get("extra_key")
+        if key in state.keys:
+            block, *others = take["hidden_states"]
+            take = {"hidden_states": [block[-1:], *others], "cached_tokens": len(ids) - 1}
+        state.keys.add(key)
+        tokens = body["sampling_params"]["max_new_tokens"]
+        meta = {"prompt_tokens": len(ids), "completion_tokens": tokens, **take}
+        output = [ids[-1] + 1 + i for i in range(tokens)]
+        self.say(json.dumps({"output_ids": output, "meta_info": meta}))
 
     def generate(self, ids: list[int], tokens: int) -> None:
         """A stream of what the target says, a verification an event."""
@@ -264,6 +299,9 @@ def main(arguments: list[str]) -> None:
         parser.add_argument(f"--speculative-{flag}")
     for flag in ("num-steps", "eagle-topk", "num-draft-tokens"):
         parser.add_argument(f"--speculative-{flag}", type=int)
+    parser.add_argument("--enable-return-hidden-states", action="store_true")
+    parser.add_argument("--return-hidden-states-mode")
+    parser.add_argument("--enable-return-aux-hidden-states", dest="aux", action="store_true")
     options, _ = parser.parse_known_args(arguments)
     state = State(options.module.partition(".")[0], options)
     if state.fault == "dies_at_start":
