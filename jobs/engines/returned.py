@@ -77,8 +77,8 @@ def why_no_states(facts: Facts) -> str | None:
 def returned(server: Returning, requests: Sequence[Request], width: int) -> Iterator[Rows]:
     """Each prompt asked for its answer, then its beginning twice for states of `width` numbers a row.
 
-    Every asking is under a key of its own, so that the server's cache of prefixes, which has no states,
-    answers none of it and need not be emptied. Raises BadInput.
+    States are asked for under a new key each time, so that the server's cache of prefixes, which has
+    none, answers nothing of it and need not be emptied. Raises BadInput.
     """
     engine, address = server.engine, server.running.address
     for request in requests:
@@ -155,6 +155,6 @@ def unsettled(chunks: Sequence[Chunk]) -> list[str]:
     if loud <= ROUNDING:
         return []
     return [
-        f"asked twice, the server returned states that differ by {loud:.2g} of their size: it may mix "
-        "up the rows of prompts that it answers together, so ask it when it answers nobody else"
+        f"asked twice, the server returned states that differ by {loud:.2g} of their size, which "
+        "is more than rounding: ask it when it answers nobody else"
     ]

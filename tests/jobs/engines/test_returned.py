@@ -208,7 +208,7 @@ def test_states_within_the_noise_are_not_told_apart(
     assert [c["verdict"] for c in chunks] == ["fed", "undecided", "undecided"]
     assert all(k in c["states"] for c, k in zip(chunks, RIGHT, strict=True))
     (note,) = [note for note in loud["notes"] if note.startswith("asked twice")]
-    assert note.endswith("so ask it when it answers nobody else")
+    assert note.endswith("ask it when it answers nobody else")
 
 
 def changed(make: Callable[[list[Any]], list[Any]]) -> Change:
