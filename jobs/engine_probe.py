@@ -2,8 +2,8 @@
 
 A server is started as the drafter's own config.json has it (or with engine.ids), with a recorder in
 front of the drafter's fc; what is recorded is matched against the states that the target itself makes
-of the same tokens. Beside it stands what the drafter does alone: on what the hypothesis says, and on
-what it was fed.
+of the same tokens. A server that runs already (engine.url) is asked for its target's states instead.
+Beside it stands what the drafter does alone: on what the hypothesis says, and on what it was fed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from eagle3.metrics import Rate, Truth, rate
 from eagle3.served import with_ids
 from eagle3.wiring import Wiring
 from jobs import drafter_test
+from jobs.engines.attached import unknown
 from jobs.engines.figures import gained
 from jobs.engines.folder import lay_out
 from jobs.engines.hypothesis import class_there
-from jobs.engines.probing import FED, Chunk, chunks_of, later_share
+from jobs.engines.probing import FED, Chunk, Rows, chunks_of, later_share
 from jobs.engines.recording import Recorder, prefill_of
-from jobs.engines.records import Answered, Request
+from jobs.engines.records import Answered
+from jobs.engines.returned import SEEN, Returning, attached, returned, unsettled
 from jobs.engines.setup import Setup, alone_request
 from jobs.engines.talk import ServerError
 from jobs.events import Events
@@ -37,6 +39,8 @@ from jobs.inspecting import TargetLayers
 
 PROBE = "probe"
 STAGE = "probe"
+RECORDED = "run: recorded at the drafter's fc on this engine"
+RETURNED = "run: returned by this engine as the states of its target"
 DEAD = 1.5  # an accept length below which a drafter does nothing on the states it is given
 
 
@@ -52,22 +56,6 @@ class Told:
     states: tuple[int, ...]  # canonical, in fc's order
     version: str
     engine_class: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """One prompt, asked twice."""
-
-    request: Request
-    answer: Answered
-    prefill: Tensor  # [T, A·H]
-    again: Tensor
-    later: list[Tensor]  # calls behind the prefill
-
-    @property
-    def text(self) -> Tensor:
-        """Prompt and answer, token ids [T]."""
-        return torch.tensor([*self.request.prompt.ids, *self.answer.output])
 
 
 class EngineProbe:
@@ -88,9 +76,10 @@ class EngineProbe:
         if not plan.layers:
             raise BadInput(f"the target's own states cannot be made here: {plan.why}")
         told = self.told(wiring)
+        server = self.attached()
         expected = self.setup.on_its_own(case)
         try:
-            recorded = self.record(self.config(told))
+            recorded = self.record(self.config(told)) if server is None else self.ask(server)
         except ServerError as error:
             raise BadInput(str(error)) from error
         made = TargetLayers(self.alone.target).states([r.text for r in recorded], plan.layers)
@@ -98,21 +87,26 @@ class EngineProbe:
             [r.prefill for r in recorded],
             [states[:, : len(r.prefill)] for r, states in zip(recorded, made, strict=True)],
             [r.again for r in recorded],
-            weight=self.norm_weight(),
+            weight=self.norm_weight() if server is None else None,
         )
         fed = fed_states(chunks, told.states)
         served = accepted([r.answer for r in recorded], self.setup.steps)
         length = "accept_length_tree" if self.setup.topk > 1 else "accept_length"
         alone = expected["metrics"].get(length)
         beside = self.fed_alone(case, fed, told, length)
-        notes = list(self.said(recorded, made, fed))
+        if server is None:
+            notes = self.said(recorded, made, fed)
+        else:
+            notes = [*self.said_of(server, recorded, made, fed), *unsettled(chunks)]
         for line in (*(c.in_words for c in chunks), *notes):
             self.events.note(line)
         shift = next((c.shift for c in chunks if c.shift), 0)
         # Of other prompts than the data's, what the drafter does alone is not known.
         comparable = None if self.request["inputs"].get("prompts") else alone
-        where, why = fault_of(told.states, fed, served, comparable, shift)
-        findings = [] if where != "config" else [self.finding(told, fed)]
+        behind = "fc" if server is None else "where the target's states are handed over"
+        where, why = fault_of(told.states, fed, served, comparable, shift, behind)
+        evidence = RECORDED if server is None else RETURNED
+        findings = [] if where != "config" else [self.finding(told, fed, evidence)]
         metrics = {
             name: figure
             for name, figure in (
@@ -159,7 +153,7 @@ class EngineProbe:
         rule = rule_for(self.setup.asked["name"], told.version, told.engine_class)
         return with_ids(config, rule, ids)
 
-    def record(self, config: Mapping[str, Any]) -> list[Recorded]:
+    def record(self, config: Mapping[str, Any]) -> list[Rows]:
         """Ask every prompt twice, alone, with the recorder armed."""
         setup, recorded = self.setup, []
         requests = setup.requests()
@@ -180,12 +174,33 @@ class EngineProbe:
                     )
                 (answer, prefill, later), (_, again, _) = takes
                 recorded.append(
-                    Recorded(
-                        request=request, answer=answer, prefill=prefill, again=again, later=later
+                    Rows(
+                        text=torch.tensor([*request.prompt.ids, *answer.output]),
+                        answer=answer,
+                        prefill=prefill,
+                        again=again,
+                        later=later,
                     )
                 )
                 self.events.progress(STAGE, number, len(requests))
         return recorded
+
+    def attached(self) -> Returning | None:
+        """The server that a person runs; None: one is started."""
+        if (url := self.setup.asked["url"]) is None:
+            return None
+        setup = self.setup
+        return attached(setup.engine, url, setup.target, setup.draft(setup.source()))
+
+    def ask(self, server: Returning) -> list[Rows]:
+        """Ask a running server for every prompt's states, twice; it is left as it is."""
+        requests = self.setup.requests()
+        width = self.alone.target.hidden * self.alone.checkpoint.drafter.shape.num_aux
+        found = []
+        for rows in returned(server, requests, width):
+            found.append(rows)
+            self.events.progress(STAGE, len(found), len(requests))
+        return found
 
     def norm_weight(self) -> Tensor | None:
         """What norms in front of fc multiply its input by, [A·H]; None: there are none."""
@@ -211,7 +226,7 @@ class EngineProbe:
         return dict(found) if found else None
 
     def said(
-        self, recorded: Sequence[Recorded], made: Sequence[Tensor], fed: tuple[int, ...] | None
+        self, recorded: Sequence[Rows], made: Sequence[Tensor], fed: tuple[int, ...] | None
     ) -> list[str]:
         """What is fed behind the prefill."""
         if fed is None or self.norm_weight() is not None:
@@ -226,7 +241,23 @@ class EngineProbe:
             "stand at drafts that were not accepted, or in padding)"
         ]
 
-    def finding(self, told: Told, fed: tuple[int, ...] | None) -> Finding:
+    def said_of(
+        self,
+        server: Returning,
+        returned: Sequence[Rows],
+        made: Sequence[Tensor],
+        fed: tuple[int, ...] | None,
+    ) -> list[str]:
+        """What a running server returned behind the prompts, and what cannot be seen of it."""
+        notes = [SEEN, *unknown(server.running.facts, self.setup.source())]
+        if fed is None:
+            return notes
+        pairs = zip(returned, made, strict=True)
+        shares = [later_share(r.later, states, fed) for r, states in pairs]
+        found, total = (sum(column) for column in zip(*shares, strict=True))
+        return [f"behind the prompts {found} of {total} rows are states {list(fed)}", *notes]
+
+    def finding(self, told: Told, fed: tuple[int, ...] | None, evidence: str) -> Finding:
         """The engine feeds something else than the hypothesis says."""
         named = self.setup.asked["name"]
         rule = rule_for(named, told.version, told.engine_class)
@@ -244,7 +275,7 @@ class EngineProbe:
             f"{list(fed or ())}",
             effect="the drafter sees states that it was not trained on",
             fix=(fix,),
-            evidence="run: recorded at the drafter's fc on this engine",
+            evidence=evidence,
         )
 
 
@@ -265,11 +296,13 @@ def fault_of(
     served: Rate | None,
     alone: Mapping[str, Any] | None,
     shift: int = 0,
+    behind: str = "fc",
 ) -> tuple[str, str]:
     """Where the fault lies, config, engine or head, and why; 'none' and 'undecided' are answers too.
 
     `alone` is the accept length of the drafter alone on the expected states, None where it is not known
-    of what was served; `shift` is by how many positions the rows are off.
+    of what was served; `shift` is by how many positions the rows are off; `behind` is where they were
+    seen.
     """
     if fed is None:
         return "undecided", "not every chunk of fc could be named"
@@ -284,7 +317,8 @@ def fault_of(
         f"{alone['value']:.2f} [{alone['low']:.2f}, {alone['high']:.2f}] alone"
     )
     if served.high < alone["low"]:
-        return "engine", f"it is fed as it was trained, but {both}: what is lost is lost behind fc"
+        lost = f"what is lost is lost behind {behind}"
+        return "engine", f"it is fed as it was trained, but {both}: {lost}"
     if alone["high"] < DEAD:
         return "head", f"it is fed as the wiring says, and {both}: the drafter itself is no better"
     return "none", f"it is fed as the wiring says, and {both}"

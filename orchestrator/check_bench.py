@@ -11,13 +11,14 @@ from orchestrator.errors import InputError
 JOBS = ("engine_bench", "engine_probe")
 ENGINES = ("sglang", "vllm")
 OF_SERVERS = ("python", "env", "url", "baseline_url")
+RETURNING = ("sglang",)  # engines whose running servers return their target's states
 NOT_READ = {
     "engine_bench": ("checkout", "ids", "accept_length"),
-    "engine_probe": ("checkout", "accept_length", "url", "baseline_url"),
+    "engine_probe": ("checkout", "accept_length", "baseline_url"),
 }
 WHY_NOT = {
     "ids": "; the wiring says which states are fed",
-    "url": "; what a running server feeds cannot be recorded, so one is started",
+    "baseline_url": "; no baseline is asked",
 }
 
 
@@ -48,6 +49,12 @@ def check_bench(config: Mapping[str, Any]) -> None:
         check_load(job)
         check_simulated(engine, job)
         check_chain(engine, job)
+    elif engine["url"] is not None and engine["name"] not in RETURNING:
+        raise InputError(
+            f"a running {engine['name']} returns no states, so that engine.url cannot be probed; leave "
+            "it out and name the interpreter that serves, engine.python=…: a server is then started "
+            "and recorded"
+        )
 
 
 def check_variables(variables: Mapping[str, Mapping[str, str]]) -> None:
@@ -137,7 +144,7 @@ def check_servers(engine: Mapping[str, Any]) -> None:
                 "engine.baseline_url stands without engine.url; name both servers, or none"
             )
         return
-    for key in ("python", "env", "flags"):
+    for key in ("python", "env", "flags", "ids"):
         if engine[key]:
             raise InputError(
                 f"engine.{key} is for servers that are started, but engine.url names one that runs"

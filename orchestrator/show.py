@@ -31,7 +31,7 @@ STAGES = {
     "choose": "asking the target for its own choices",
     "read": "reading the samples",
     "search": "searching wirings",
-    "probe": "asking the engine, recorded",
+    "probe": "asking the engine for states",
 }
 COLOURS = {
     "supported": "green",

@@ -21,6 +21,8 @@ ASKED = {
     "speculative_num_draft_tokens": lambda draft: draft.verified,
 }
 
+UNSEEN = "its environment is not seen: whether it simulates acceptance is not known"
+
 
 def attach(engine: Engine, url: str, label: str, key: str = "engine.url") -> Running:
     """A running server, which `key` names. Raises BadInput where it does not answer as this engine."""
@@ -115,19 +117,24 @@ def is_weights(file: Path) -> bool:
     return file.suffix in (".safetensors", ".bin")
 
 
-def untold(facts: Facts, source: Path) -> list[str]:
-    """What cannot be checked of a running server, or is done to it."""
-    unseen = "its environment is not seen: whether it simulates acceptance is not known"
-    if "speculative_algorithm" not in facts.flags:
-        return [
-            f"{facts.engine} does not tell its flags or its drafter: that the server serves this "
-            f"drafter with these ids rests on whoever started it; {unseen}",
-            "where the server caches prefixes, prompts that come again are answered from there: first "
-            "tokens come sooner than your users'",
-        ]
-    notes = [f"the server's cache of prefixes is emptied before each pass; {unseen}"]
+def unknown(facts: Facts, source: Path) -> list[str]:
+    """What cannot be seen of a server that tells its drafter."""
+    notes = [UNSEEN]
     if facts.drafter is None or same_weights(Path(facts.drafter), source) is None:
         notes.append(
             f"whether its drafter {facts.drafter} has the weights of {source} is not known"
         )
     return notes
+
+
+def untold(facts: Facts, source: Path) -> list[str]:
+    """What cannot be checked of a running server, or is done to it."""
+    if "speculative_algorithm" not in facts.flags:
+        return [
+            f"{facts.engine} does not tell its flags or its drafter: that the server serves this "
+            f"drafter with these ids rests on whoever started it; {UNSEEN}",
+            "where the server caches prefixes, prompts that come again are answered from there: first "
+            "tokens come sooner than your users'",
+        ]
+    unseen, *others = unknown(facts, source)
+    return [f"the server's cache of prefixes is emptied before each pass; {unseen}", *others]

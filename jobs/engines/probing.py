@@ -11,8 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3.slot_states import EQUAL, FAR_BELOW, ROUNDING, Located, distances, locate
+from jobs.engines.records import Answered
 
 FED, UNDECIDED, NONE = "fed", "undecided", "none of these"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """What an engine fed, or returned, for one prompt that was asked twice."""
+
+    text: Tensor  # token ids [T']: the prompt, or its beginning, and what the engine said behind it
+    answer: Answered  # to the whole prompt
+    prefill: Tensor  # of the text's first T positions, [T, A·H]
+    again: Tensor  # the same of the second time
+    later: list[Tensor]  # behind them, [rows, A·H] a call
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,15 @@ class Answered:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Returned:
+    """An answer that came with the target's states."""
+
+    output: tuple[int, ...]  # token ids
+    states: Any  # as the engine gives them
+    cached: int  # tokens of the prompt that its cache of prefixes answered, and that have no states
+
+
+@dataclass(frozen=True, kw_only=True)
 class Counters:
     """A server's own counters since it started; their differences are exact. None: it has none."""
 

@@ -9,8 +9,17 @@ from typing import Any
 
 from jobs.engines.engine import Wanted, arguments
 from jobs.engines.metrics_text import totals
-from jobs.engines.records import Answered, Counters, Facts, Request
-from jobs.engines.talk import Address, Deadline, ServerError, get, get_json, post, stream
+from jobs.engines.records import Answered, Counters, Facts, Request, Returned
+from jobs.engines.talk import (
+    Address,
+    Deadline,
+    ServerError,
+    get,
+    get_json,
+    parsed,
+    post,
+    stream,
+)
 
 # What is not kept of /server_info: figures since the start, and what may hold a secret.
 HIDDEN = re.compile(
@@ -150,6 +159,33 @@ class SGLang:
             proposed=meta.get("spec_num_proposed_drafts"),
             histogram=histogram(meta.get("spec_correct_drafts_histogram")),
             printed_accept_length=meta.get("spec_accept_length"),
+        )
+
+    def states(self, address: Address, request: Request, key: str) -> Returned:
+        """/generate with the target's states; the server's cache is not asked under a new `key`."""
+        where = f"{address.url}/generate"
+        body = {
+            "input_ids": list(request.prompt.ids),
+            "return_hidden_states": True,
+            "extra_key": key,
+            "sampling_params": {
+                "temperature": 0,
+                "max_new_tokens": request.prompt.new_tokens,
+                "ignore_eos": request.ignore_eos,
+            },
+        }
+        said = parsed(post(address, "/generate", body, request.seconds), where)
+        meta = said.get("meta_info") if isinstance(said, Mapping) else None
+        ids = said.get("output_ids") if isinstance(said, Mapping) else None
+        if not isinstance(meta, Mapping) or not isinstance(ids, list):
+            raise ServerError(f"{where} gave no meta_info or no output_ids")
+        finish = meta.get("finish_reason")
+        if isinstance(finish, Mapping) and finish.get("type") == "abort":
+            raise ServerError(f"{where} aborted: {finish.get('message')}")
+        return Returned(
+            output=tuple(ids),
+            states=meta.get("hidden_states"),
+            cached=int(meta.get("cached_tokens") or 0),
         )
 
 

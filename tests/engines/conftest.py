@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,8 +70,11 @@ class Starter:
         *,
         prompt: int = 1,
         slowed: Delays | None = None,
+        **flags: Any,
     ) -> Started:
-        """A ready server of this engine; its first request is the token `prompt` four times."""
+        """A ready server of this engine, with flags beside the usual ones; its first request is the
+        token `prompt` four times.
+        """
         environment = serving.environment(name)
         self.stack.close()
         engine = ENGINES[name]()
@@ -81,7 +85,7 @@ class Starter:
             target=target,
             port=0,
             draft=draft,
-            flags=serving.flags(name),
+            flags={**serving.flags(name), **flags},
         )
         running = self.stack.enter_context(
             started(

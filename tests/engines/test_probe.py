@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
+from eagle3.conventions import KEY
+from eagle3.files import read_json
 from jobs.engine_probe import open_job
+from jobs.engines.engine import Draft
+from jobs.engines.folder import lay_out
+from jobs.engines.returned import NEW_TOKENS
 from jobs.events import Events
+from jobs.inputs import target_folder
 from tests.engines import serving
-from tests.engines.conftest import USUAL
+from tests.engines.conftest import USUAL, Starter
 from tests.jobs.test_diagnose import LAB, request_of
 
 TRUE = {**USUAL, "layers": [-1, 2, 30], "convention": "output"}
@@ -22,8 +28,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("made")
 
 
-def probed(made: Path, out: Path, engine: str, ids: list[int] | None) -> dict[str, Any]:
-    """The answer about the lab's drafter, as it is or with other ids."""
+def probed(
+    made: Path, out: Path, engine: str, ids: list[int] | None, url: str | None = None
+) -> dict[str, Any]:
+    """The answer about the lab's drafter, as it is or with other ids, or of a server that runs."""
+    started = {
+        "flags": serving.flags(engine),
+        "env": serving.environment(engine),
+        "python": str(serving.engine_python(engine)),
+    }
+    running: dict[str, Any] = {"flags": {}, "env": {}, "python": None}
     diagnosis = request_of(made, LAB / "drafter")
     request = {
         "device": "cpu",
@@ -43,13 +57,12 @@ def probed(made: Path, out: Path, engine: str, ids: list[int] | None) -> dict[st
             "name": engine,
             "version": None,
             "engine_class": None,
-            "flags": serving.flags(engine),
-            "env": serving.environment(engine),
-            "python": str(serving.engine_python(engine)),
+            **(started if url is None else running),
             "ids": ids,
-            "url": None,
+            "url": url,
         },
     }
+    out.mkdir(exist_ok=True)
     with Events(out / "events.jsonl") as events:
         found = open_job(request, events).run_case({"case_id": "case", "wiring": TRUE})
     return json.loads(json.dumps(found))  # it has to be fit for a result file
@@ -81,3 +94,33 @@ def test_the_states_that_are_fed_are_named(
             "fix"
         ]
         assert str([-1, 2, 30] if engine == "sglang" else [0, 3, 31]) in fix
+
+
+@pytest.mark.parametrize(
+    ("ids", "fed", "where"),
+    [([-1, 2, 30], [0, 3, 31], "none"), ([2, 30, 58], [3, 31, 59], "config")],
+    ids=["true", "shifted"],
+)
+def test_a_server_is_asked_at_its_url_for_what_it_feeds_and_left_running(
+    starter: Starter, made: Path, tmp_path: Path, ids: list[int], fed: list[int], where: str
+) -> None:
+    source = LAB / "drafter"
+    config = read_json(source / "config.json")
+    config["eagle_config"] = {**config.get("eagle_config", {}), KEY: ids}
+    draft = Draft(folder=lay_out(source, tmp_path / "drafter", config), steps=4)
+    target = target_folder(
+        {"path": str(LAB / "target"), "layout": "lab", "made": str(made / "target")}
+    )
+    server = starter.start("sglang", target, draft, enable_return_hidden_states=True)
+    url = server.running.address.url
+    result = probed(made, tmp_path / "out", "sglang", None, url)
+    probe = result["probe"]
+    assert (probe["fed"], probe["where"]) == (fed, where)
+    assert [chunk["verdict"] for chunk in probe["chunks"]] == ["fed"] * 3
+    assert all(chunk["error"] < 0.1 * chunk["second"] for chunk in probe["chunks"])
+    assert (result["metrics"]["accept_length"]["value"] < 1.3) == (where == "config")
+    rows = (NEW_TOKENS - 1) * 2  # of two prompts
+    assert f"behind the prompts {rows} of {rows} rows are states {fed}" in result["notes"]
+    # A prompt that comes again is asked for states again, and the server still answers.
+    assert probed(made, tmp_path / "again", "sglang", None, url)["probe"]["fed"] == fed
+    assert server.engine.facts(server.running.address).flags["enable_return_hidden_states"] is True

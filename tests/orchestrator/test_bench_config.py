@@ -17,6 +17,7 @@ from tests.orchestrator.test_plan import DUMP, WIRED, request
 
 JOB = "engine_bench"
 SGLANG = (f"job={JOB}", "engine=sglang", *WIRED)
+PROBE = ("job=engine_probe", "engine=sglang", *WIRED)
 VLLM = (f"job={JOB}", "engine=vllm", *WIRED)
 TREE = ("job.topk=2", "job.draft_tokens=6")
 URL = "engine.url='http://gpu8:30000'"
@@ -101,6 +102,12 @@ def test_a_server_of_ones_own_is_handed_on() -> None:
     assert request(*VLLM, URL)["engine"]["baseline_url"] is None
 
 
+def test_a_running_server_may_be_probed_where_it_returns_its_states() -> None:
+    asked = request(*PROBE, URL)
+    assert (asked["job"], asked["engine"]["url"]) == ("engine_probe", "http://gpu8:30000")
+    assert request(*PROBE, "engine.ids=[-1,2,30]")["engine"]["ids"] == [-1, 2, 30]
+
+
 def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
     assert request(*VLLM, "job.steps=3", "job.draft_tokens=4")["draft_tokens"] == 4
 
@@ -126,9 +133,19 @@ def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
         ),
         ([*SGLANG, "engine.accept_length=2.5"], "engine.accept_length is not read by"),
         (
-            ["job=engine_probe", "engine=sglang", *WIRED, URL],
-            "engine.url is not read by job=engine_probe; what a running server feeds cannot be",
+            ["job=engine_probe", "engine=vllm", *WIRED, URL],
+            "a running vllm returns no states, so that engine.url cannot be probed; leave it out and "
+            "name the interpreter that serves, engine.python=…: a server is then started and recorded",
         ),
+        (
+            [*PROBE, URL, "engine.baseline_url='http://gpu8:30001'"],
+            "engine.baseline_url is not read by job=engine_probe; no baseline is asked; leave it out",
+        ),
+        (
+            [*PROBE, URL, "engine.ids=[-1,2,30]"],
+            "engine.ids is for servers that are started, but engine.url names one that runs",
+        ),
+        ([*PROBE, URL, "engine.python=/opt/python"], "engine.python is for servers that are"),
         # The draft.
         (
             [*SGLANG, "job.steps=3", "job.draft_tokens=6"],

@@ -6,8 +6,9 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,9 +28,21 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     running: list[subprocess.Popen[str]] = []
 
     def start(
-        name: str = "sglang", *, fault: str = "", draft: Draft | None = None, **more: str
+        name: str = "sglang",
+        *,
+        fault: str = "",
+        draft: Draft | None = None,
+        flags: Mapping[str, Any] | None = None,
+        target: Path | None = None,
+        **more: str,
     ) -> Address:
-        wanted = Wanted(python=sys.executable, target=tmp_path / "target", port=0, draft=draft)
+        wanted = Wanted(
+            python=sys.executable,
+            target=target or tmp_path / "target",
+            port=0,
+            draft=draft,
+            flags=flags or {},
+        )
         python, *flags = ENGINES[name]().command(wanted)
         process = subprocess.Popen(
             [python, fake.__file__, *flags],

@@ -8,6 +8,9 @@ verifications give 4, 1, 4, 1, … tokens: 3 and 0 drafts accepted in turn, 2.5 
 
 With SGLANG_SIMULATE_ACC_LEN=n every verification gives n tokens, all of them SIMULATED.
 
+Started with --enable-return-hidden-states it answers a request for states out of the file STATES: what
+/generate's meta_info is to hold, by the prompt, one of a list at a time; null there ends the server.
+
 What it does wrong is named by FAULT in its environment; prompts that start with VICTIM meet it where it
 is of a request. With FAULTS_OF=drafted only a server with a drafter does it.
 """
@@ -21,9 +24,10 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
-FAULT, FAULTS_OF = "FAKE_FAULT", "FAKE_FAULTS_OF"
+FAULT, FAULTS_OF, STATES = "FAKE_FAULT", "FAKE_FAULTS_OF", "FAKE_STATES"
 VICTIM = 7
 WRONG_EVERY = 5
 SIMULATED = 100
@@ -44,6 +48,9 @@ class State:
         told = os.environ.get("SGLANG_SIMULATE_ACC_LEN") if self.drafter else None
         self.simulated = int(told) if told and self.fault != "does_not_simulate" else None
         self.asked = 0
+        file = os.environ.get(STATES)
+        self.states: dict[str, list[Any]] = json.loads(Path(file).read_text()) if file else {}
+        self.keys: set[str | None] = {None}  # of the cache of prefixes, that were asked for
         self.counted = {"rounds": 0, "accepted": 0, "tokens": 0, "requests": 0}
         self.stood = [0] * (self.steps or 0)
 
@@ -101,6 +108,9 @@ class Handler(BaseHTTPRequestHandler):
                 "speculative_num_steps": options.speculative_num_steps,
                 "speculative_eagle_topk": options.speculative_eagle_topk,
                 "speculative_num_draft_tokens": options.speculative_num_draft_tokens,
+                "enable_return_hidden_states": options.enable_return_hidden_states,
+                "return_hidden_states_mode": options.return_hidden_states_mode,
+                "aux_hidden_state_capture": "eagle3" if options.aux else None,
                 "internal_states": [{"avg_spec_accept_length": 2.6 if state.drafter else None}],
             }
             self.say(json.dumps(said))
@@ -148,7 +158,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/flush_cache":
-            self.say("Cache flushed.")
+            if self.state.fault == "unflushable":
+                self.say("Flush cache failed.", 400)
+            else:
+                self.say("Cache flushed.")
+        elif self.path == "/generate" and body.get("return_hidden_states"):
+            self.with_states(body)
         elif self.path == "/generate":
             params = body["sampling_params"]
             self.generate(body["input_ids"], params["max_new_tokens"])
@@ -156,6 +171,26 @@ class Handler(BaseHTTPRequestHandler):
             self.generate(body["prompt"], body["max_tokens"])
         else:
             self.say("not found", 404)
+
+    def with_states(self, body: dict[str, Any]) -> None:
+        """A whole answer with states; of a prompt that is asked again under its key, the last row's."""
+        state, ids = self.state, body["input_ids"]
+        if not state.options.enable_return_hidden_states:
+            self.say("The server is not configured to return hidden states.", 400)
+            return
+        takes = state.states[",".join(map(str, ids))]
+        take = takes.pop(0)
+        if take is None:
+            die()
+        key = body.get("extra_key")
+        if key in state.keys:
+            block, *others = take["hidden_states"]
+            take = {"hidden_states": [block[-1:], *others], "cached_tokens": len(ids) - 1}
+        state.keys.add(key)
+        tokens = body["sampling_params"]["max_new_tokens"]
+        meta = {"prompt_tokens": len(ids), "completion_tokens": tokens, **take}
+        output = [ids[-1] + 1 + i for i in range(tokens)]
+        self.say(json.dumps({"output_ids": output, "meta_info": meta}))
 
     def generate(self, ids: list[int], tokens: int) -> None:
         """A stream of what the target says, a verification an event."""
@@ -273,6 +308,9 @@ def main(arguments: list[str]) -> None:
         parser.add_argument(f"--speculative-{flag}")
     for flag in ("num-steps", "eagle-topk", "num-draft-tokens"):
         parser.add_argument(f"--speculative-{flag}", type=int)
+    parser.add_argument("--enable-return-hidden-states", action="store_true")
+    parser.add_argument("--return-hidden-states-mode")
+    parser.add_argument("--enable-return-aux-hidden-states", dest="aux", action="store_true")
     options, _ = parser.parse_known_args(arguments)
     state = State(options.module.partition(".")[0], options)
     if state.fault == "dies_at_start":

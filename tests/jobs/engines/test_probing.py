@@ -113,3 +113,11 @@ def test_where_the_fault_lies(
     )
     assert found == where
     assert why
+
+
+def test_what_is_lost_is_lost_behind_where_the_states_were_seen() -> None:
+    served, alone = length(1.2, 1.1, 1.3), length(3.0, 2.6, 3.4).plain()
+    _, at_fc = fault_of((0, 3, 31), (0, 3, 31), served, alone)
+    assert at_fc.endswith("what is lost is lost behind fc")
+    _, handed = fault_of((0, 3, 31), (0, 3, 31), served, alone, behind="the target")
+    assert handed.endswith("what is lost is lost behind the target")
