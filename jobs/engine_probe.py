@@ -28,8 +28,10 @@ from jobs.engines.figures import gained
 from jobs.engines.folder import lay_out
 from jobs.engines.hypothesis import class_there
 from jobs.engines.probing import FED, Chunk, Rows, chunks_of, later_share
-from jobs.engines.recording import Recorder, prefill_of
+from jobs.engines.recorded import recorded
+from jobs.engines.recording import Recorder
 from jobs.engines.records import Answered
+from jobs.engines.replay import Replay, replay, takes_of
 from jobs.engines.returned import SEEN, Returning, attached, returned, unsettled
 from jobs.engines.setup import Setup, alone_request
 from jobs.engines.talk import ServerError
@@ -37,10 +39,13 @@ from jobs.events import Events
 from jobs.first_layers import plan_layers
 from jobs.inspecting import TargetLayers
 
-PROBE = "probe"
 STAGE = "probe"
 RECORDED = "run: recorded at the drafter's fc on this engine"
 RETURNED = "run: returned by this engine as the states of its target"
+NOT_REPLAYED = (
+    "the drafter's logits were not recorded, so that its input is not replayed: the engine makes them "
+    "where the overlay does not reach"
+)
 DEAD = 1.5  # an accept length below which a drafter does nothing on the states it is given
 
 
@@ -79,25 +84,27 @@ class EngineProbe:
         server = self.attached()
         expected = self.setup.on_its_own(case)
         try:
-            recorded = self.record(self.config(told)) if server is None else self.ask(server)
+            seen = self.record(self.config(told)) if server is None else self.ask(server)
         except ServerError as error:
             raise BadInput(str(error)) from error
-        made = TargetLayers(self.alone.target).states([r.text for r in recorded], plan.layers)
+        made = TargetLayers(self.alone.target).states([r.text for r in seen], plan.layers)
         chunks = chunks_of(
-            [r.prefill for r in recorded],
-            [states[:, : len(r.prefill)] for r, states in zip(recorded, made, strict=True)],
-            [r.again for r in recorded],
+            [r.prefill for r in seen],
+            [states[:, : len(r.prefill)] for r, states in zip(seen, made, strict=True)],
+            [r.again for r in seen],
             weight=self.norm_weight() if server is None else None,
         )
         fed = fed_states(chunks, told.states)
-        served = accepted([r.answer for r in recorded], self.setup.steps)
+        served = accepted([r.answer for r in seen], self.setup.steps)
         length = "accept_length_tree" if self.setup.topk > 1 else "accept_length"
         alone = expected["metrics"].get(length)
         beside = self.fed_alone(case, fed, told, length)
+        replayed = None
         if server is None:
-            notes = self.said(recorded, made, fed)
+            replayed = self.replayed(wiring, seen)
+            notes = [*self.said(seen, made, fed), replayed.in_words if replayed else NOT_REPLAYED]
         else:
-            notes = [*self.said_of(server, recorded, made, fed), *unsettled(chunks)]
+            notes = [*self.said_of(server, seen, made, fed), *unsettled(chunks)]
         for line in (*(c.in_words for c in chunks), *notes):
             self.events.note(line)
         shift = next((c.shift for c in chunks if c.shift), 0)
@@ -105,6 +112,8 @@ class EngineProbe:
         comparable = None if self.request["inputs"].get("prompts") else alone
         behind = "fc" if server is None else "where the target's states are handed over"
         where, why = fault_of(told.states, fed, served, comparable, shift, behind)
+        if where == "engine" and replayed is not None:
+            why += f"; {replayed.in_words}"
         evidence = RECORDED if server is None else RETURNED
         findings = [] if where != "config" else [self.finding(told, fed, evidence)]
         metrics = {
@@ -132,7 +141,8 @@ class EngineProbe:
                 "where": where,
                 "why": why,
                 "chunks": [c.plain() for c in chunks],
-                "answers": [r.answer.plain() for r in recorded],
+                "replay": replayed.plain() if replayed else None,
+                "answers": [r.answer.plain() for r in seen],
             },
             "notes": [*expected["notes"], *notes],
         }
@@ -154,36 +164,15 @@ class EngineProbe:
         return with_ids(config, rule, ids)
 
     def record(self, config: Mapping[str, Any]) -> list[Rows]:
-        """Ask every prompt twice, alone, with the recorder armed."""
-        setup, recorded = self.setup, []
+        """Start a server with this config.json and record every prompt, twice."""
+        setup, found = self.setup, []
         requests = setup.requests()
         setup.folder.mkdir(exist_ok=True)
         draft = setup.draft(lay_out(setup.source(), setup.folder / "drafter", config))
-        with setup.server(PROBE, 0, draft, requests) as running:
-            for number, request in enumerate(requests, start=1):
-                takes = []
-                for _ in range(2):
-                    setup.engine.forget(running.address)
-                    self.recorder.arm()
-                    try:
-                        answer = setup.engine.ask(running.address, request, 0.0, alone=True)
-                    except ServerError as error:
-                        raise running.reason(error) from error
-                    takes.append(
-                        (answer, *prefill_of(self.recorder.take(), len(request.prompt.ids)))
-                    )
-                (answer, prefill, later), (_, again, _) = takes
-                recorded.append(
-                    Rows(
-                        text=torch.tensor([*request.prompt.ids, *answer.output]),
-                        answer=answer,
-                        prefill=prefill,
-                        again=again,
-                        later=later,
-                    )
-                )
-                self.events.progress(STAGE, number, len(requests))
-        return recorded
+        for rows in recorded(setup, self.recorder, draft, requests):
+            found.append(rows)
+            self.events.progress(STAGE, len(found), len(requests))
+        return found
 
     def attached(self) -> Returning | None:
         """The server that a person runs; None: one is started."""
@@ -201,6 +190,12 @@ class EngineProbe:
             found.append(rows)
             self.events.progress(STAGE, len(found), len(requests))
         return found
+
+    def replayed(self, wiring: Wiring, seen: Sequence[Rows]) -> Replay | None:
+        """The recorded input through the drafter alone; None where no logits were recorded."""
+        if not (takes := takes_of(seen)):
+            return None
+        return replay(self.alone.checkpoint, self.alone.target, wiring, takes)
 
     def norm_weight(self) -> Tensor | None:
         """What norms in front of fc multiply its input by, [A·H]; None: there are none."""

@@ -25,6 +25,8 @@ class Rows:
     prefill: Tensor  # of the text's first T positions, [T, A·H]
     again: Tensor  # the same of the second time
     later: list[Tensor]  # behind them, [rows, A·H] a call
+    logits: Tensor | None = None  # the drafter's behind the last of them, [V_d]; None: not recorded
+    logits_again: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

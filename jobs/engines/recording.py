@@ -22,6 +22,19 @@ SETTLE_S = 0.2  # for a call that had begun to write
 
 
 @dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What was recorded of one request."""
+
+    calls: list[Tensor]  # fc's input, [rows, A·H] a call
+    logits: list[tuple[int, Tensor]]  # behind how many of those calls, and [rows, V_d]
+
+    def behind(self, calls: int) -> Tensor | None:
+        """The logits of the last row of so many calls, [V_d]; None: none were recorded there."""
+        found = [tensor for number, tensor in self.logits if number == calls]
+        return found[0][-1] if found and len(found[0]) else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recorder:
     """A folder that the overlay writes to while it is armed."""
 
@@ -43,15 +56,20 @@ class Recorder:
             late.unlink()
         (self.folder / ARMED).touch()
 
-    def take(self) -> list[Tensor]:
-        """Stop, and give what was written, [rows, A·H] a call in their order; it is gone behind this."""
+    def take(self) -> Taken:
+        """Stop, and give what was written, in the order of calls; it is gone behind this."""
         (self.folder / ARMED).unlink(missing_ok=True)
         time.sleep(SETTLE_S)
-        calls = []
+        calls: list[Tensor] = []
+        logits: list[tuple[int, Tensor]] = []
         for path in sorted(self.folder.glob("*.pt")):
-            calls.append(torch.load(path, weights_only=True).float())
+            tensor = torch.load(path, weights_only=True).float()
+            if path.name.endswith(".logits.pt"):
+                logits.append((len(calls), tensor))
+            else:
+                calls.append(tensor)
             path.unlink()
-        return calls
+        return Taken(calls=calls, logits=logits)
 
 
 def prefill_of(calls: list[Tensor], prompt: int) -> tuple[Tensor, list[Tensor]]:

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from eagle3.checkpoint import load_drafter
 from eagle3.conventions import KEY
+from eagle3.doctor.flat import flat_config
+from eagle3.doctor.subject import read_drafter
 from eagle3.files import read_json
 from jobs.engine_probe import open_job
 from jobs.engines.engine import Draft
@@ -29,7 +32,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def probed(
-    made: Path, out: Path, engine: str, ids: list[int] | None, url: str | None = None
+    made: Path,
+    out: Path,
+    engine: str,
+    ids: list[int] | None,
+    url: str | None = None,
+    drafter: Path = LAB / "drafter",
 ) -> dict[str, Any]:
     """The answer about the lab's drafter, as it is or with other ids, or of a server that runs."""
     started = {
@@ -38,7 +46,7 @@ def probed(
         "python": str(serving.engine_python(engine)),
     }
     running: dict[str, Any] = {"flags": {}, "env": {}, "python": None}
-    diagnosis = request_of(made, LAB / "drafter")
+    diagnosis = request_of(made, drafter)
     request = {
         "device": "cpu",
         "threads": 1,
@@ -86,6 +94,10 @@ def test_the_states_that_are_fed_are_named(
     assert probe["where"] == where
     assert [chunk["verdict"] for chunk in probe["chunks"]] == ["fed"] * 3
     assert all(chunk["error"] < 0.1 * chunk["second"] for chunk in probe["chunks"])
+    # Whatever it is fed, of that the engine makes what the drafter alone makes.
+    assert probe["replay"]["same"]
+    assert probe["replay"]["takes"] == 2
+    assert probe["replay"]["others"][0]["error"] > 5 * probe["replay"]["error"]
     names = [finding["name"] for finding in result["findings"]]
     assert ("engine-feeds-other-states" in names) == (where == "config")
     if where == "config":
@@ -124,3 +136,16 @@ def test_a_server_is_asked_at_its_url_for_what_it_feeds_and_left_running(
     # A prompt that comes again is asked for states again, and the server still answers.
     assert probed(made, tmp_path / "again", "sglang", None, url)["probe"]["fed"] == fed
     assert server.engine.facts(server.running.address).flags["enable_return_hidden_states"] is True
+
+
+def test_what_sglang_does_otherwise_with_the_second_drafter_is_named(
+    made: Path, tmp_path: Path
+) -> None:
+    source = LAB / "drafter_speculators"
+    config = flat_config(read_drafter(source)[0], load_drafter(source).form)
+    drafter = lay_out(source, tmp_path / "flat", config)
+    probe = probed(made, tmp_path, "sglang", [-1, 2, 30], drafter=drafter)["probe"]
+    assert probe["fed"] == [0, 3, 31]
+    # Its residual is normed, which SGLang has no place for.
+    assert not probe["replay"]["same"]
+    assert probe["replay"]["named"] == ["residual=raw"]

@@ -1,10 +1,11 @@
 """Records what an engine feeds to the drafter's fc; laid over the engine's Python by PYTHONPATH.
 
 Nothing of the engine is changed on disk: once one of its modules with an EAGLE-3 drafter is imported,
-a hook in front of `fc` writes its input, while the file `armed` stands in the folder that
-DRAFTER_RECORD names. Each call is a file of its own, NUMBER-PID.pt, in the order of calls; on several
-GPUs only the first one's process writes, since all see the same states. A CUDA graph replays kernels
-without Python, so that what runs in one is not seen.
+a hook in front of `fc` writes its input and one behind `logits_processor` the drafter's logits, while
+the file `armed` stands in the folder that DRAFTER_RECORD names. Each call is a file of its own,
+NUMBER-PID.fc.pt or .logits.pt, in the order of calls; on several GPUs only the first one's process
+writes, since all see the same states. A CUDA graph replays kernels without Python, so that what runs in
+one is not seen.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 def watch(module) -> None:  # type: ignore[no-untyped-def]
-    """Have every class of a module that makes an `fc` hook it once it is made."""
+    """Have every class of a module that makes an `fc` or the logits hook that once it is made."""
     for kind in list(vars(module).values()):
         if not isinstance(kind, type) or kind.__module__ != module.__name__:
             continue
@@ -63,16 +64,32 @@ def watch(module) -> None:  # type: ignore[no-untyped-def]
         @functools.wraps(made_by)  # vLLM looks at the signature
         def init(self, *args, made=made_by, **kwargs):  # type: ignore[no-untyped-def]
             made(self, *args, **kwargs)
-            fc = getattr(self, "_modules", {}).get("fc")
+            parts = getattr(self, "_modules", {})
+            fc, logits = parts.get("fc"), parts.get("logits_processor")
             if fc is not None and not getattr(fc, "is_recorded", False):
                 fc.is_recorded = True
-                fc.register_forward_pre_hook(record)
+                fc.register_forward_pre_hook(record_input)
+            if logits is not None and not getattr(logits, "is_recorded", False):
+                logits.is_recorded = True
+                logits.register_forward_hook(record_logits)
 
         setattr(kind, "__init__", init)  # noqa: B010 -- mypy takes the plain form for unsound
 
 
-def record(_, inputs) -> None:  # type: ignore[no-untyped-def]
-    """Write one input of fc, [rows, A·H], where that is asked for."""
+def record_input(_, inputs) -> None:  # type: ignore[no-untyped-def]
+    """Write one input of fc, [rows, A·H]."""
+    record(inputs[0], "fc")
+
+
+def record_logits(_, __, output) -> None:  # type: ignore[no-untyped-def]
+    """Write the drafter's logits, [rows, V_d]."""
+    logits = getattr(output, "next_token_logits", output)  # SGLang's have a name
+    if hasattr(logits, "detach"):
+        record(logits, "logits")
+
+
+def record(tensor, what) -> None:  # type: ignore[no-untyped-def]
+    """Write a tensor, where that is asked for."""
     folder = Path(str(FOLDER))
     try:
         armed = (folder / "armed").stat().st_mtime_ns
@@ -88,8 +105,8 @@ def record(_, inputs) -> None:  # type: ignore[no-untyped-def]
     if torch.compiler.is_compiling() or record.calls >= MOST:  # type: ignore[attr-defined]
         return
     record.calls += 1  # type: ignore[attr-defined]
-    name = f"{time.time_ns()}-{os.getpid()}.pt"
-    torch.save(inputs[0].detach().to("cpu", copy=True), folder / f".{name}")
+    name = f"{time.time_ns()}-{os.getpid()}.{what}.pt"
+    torch.save(tensor.detach().to("cpu", copy=True), folder / f".{name}")
     (folder / f".{name}").replace(folder / name)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eagle3.errors import BadInput
-from jobs.engines.recording import Recorder, prefill_of
+from jobs.engines.recording import Recorder, Taken, prefill_of
 
 MODEL = """
 import torch
@@ -25,15 +25,31 @@ class Other(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.proj = torch.nn.Linear(6, 2)
+
+class Named:
+    def __init__(self, logits):
+        self.next_token_logits = logits
+
+class LogitsProcessor(torch.nn.Module):
+    def forward(self, logits):
+        return Named(logits) if len(logits) == 1 and logits[0, 0] == 2 else logits
+
+class LlamaForCausalLM(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = LlamaModel()
+        self.logits_processor = LogitsProcessor()
 """
 RUN = """
 import inspect, os, pathlib, torch
-from vllm.model_executor.models.llama_eagle3 import LlamaModel, Other
+from vllm.model_executor.models.llama_eagle3 import LlamaForCausalLM, LlamaModel, Other
 armed = pathlib.Path(os.environ["DRAFTER_RECORD"]) / "armed"
 assert "vllm_config" in inspect.signature(LlamaModel.__init__).parameters
-model, other = LlamaModel(), Other()
+whole, other = LlamaForCausalLM(), Other()
+model = whole.model
 for rows in (5, 2):
     model.fc(torch.full((rows, 6), float(rows)))
+    whole.logits_processor(torch.full((1, 3), float(rows)))
 other.proj(torch.zeros(9, 6))
 armed.unlink()
 model.fc(torch.zeros(7, 6))
@@ -62,9 +78,16 @@ def test_what_goes_into_fc_is_written_while_it_is_armed(tmp_path: Path) -> None:
     recorder = Recorder(folder=tmp_path / "recorded")
     recorder.arm()
     run(tmp_path, recorder, {})
-    calls = recorder.take()
-    assert [call.tolist() for call in calls] == [[[5.0] * 6] * 5, [[2.0] * 6] * 2]
-    assert recorder.take() == []
+    taken = recorder.take()
+    assert [call.tolist() for call in taken.calls] == [[[5.0] * 6] * 5, [[2.0] * 6] * 2]
+    # The logits behind each of them, as vLLM gives them and as SGLang does.
+    assert [(number, logits.tolist()) for number, logits in taken.logits] == [
+        (1, [[5.0, 5.0, 5.0]]),
+        (2, [[2.0, 2.0, 2.0]]),
+    ]
+    assert taken.behind(1).tolist() == [5.0] * 3
+    assert taken.behind(3) is None
+    assert recorder.take() == Taken(calls=[], logits=[])
 
 
 def test_a_sitecustomize_that_was_there_still_runs(tmp_path: Path) -> None:
@@ -74,7 +97,7 @@ def test_a_sitecustomize_that_was_there_still_runs(tmp_path: Path) -> None:
     recorder = Recorder(folder=tmp_path / "recorded")
     recorder.arm()
     assert run(tmp_path, recorder, {"PYTHONPATH": str(own)}) == "yes"
-    assert len(recorder.take()) == 2
+    assert len(recorder.take().calls) == 2
 
 
 def test_a_prompt_that_was_fed_in_parts_is_put_together() -> None:
