@@ -331,6 +331,7 @@ class EngineBench:
                 "control": self.request["control"],
                 "engine": self.setup.asked["name"],
                 "version": served.version,
+                "patch": self.setup.patched.plain() if self.setup.patched else None,
                 "class": served.engine_class,
                 "ids": list(served.ids) if served.ids is not None else None,
                 "states": list(served.states),

@@ -9,7 +9,7 @@ from orchestrator.errors import InputError
 
 JOBS = ("engine_bench", "engine_probe")
 ENGINES = ("sglang", "vllm")
-OF_SERVERS = ("python", "env", "url", "baseline_url")
+OF_SERVERS = ("python", "env", "url", "baseline_url", "patch")
 NOT_READ = {
     "engine_bench": ("checkout", "ids", "accept_length"),
     "engine_probe": ("checkout", "accept_length", "url", "baseline_url"),
@@ -44,6 +44,10 @@ def check_bench(config: Mapping[str, Any]) -> None:
     check_servers(engine)
     if job["name"] == "engine_bench":
         check_load(job)
+        if engine["patch"] is not None and job["control"]:
+            raise InputError(
+                "engine.patch is for servers with the drafter, and job.control starts none; leave it out"
+            )
 
 
 def check_load(job: Mapping[str, Any]) -> None:
@@ -88,7 +92,7 @@ def check_servers(engine: Mapping[str, Any]) -> None:
                 "engine.baseline_url stands without engine.url; name both servers, or none"
             )
         return
-    for key in ("python", "env", "flags"):
+    for key in ("python", "env", "flags", "patch"):
         if engine[key]:
             raise InputError(
                 f"engine.{key} is for servers that are started, but engine.url names one that runs"

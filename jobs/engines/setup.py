@@ -20,9 +20,11 @@ from jobs.capture_states import read_prompts
 from jobs.engines import prompts
 from jobs.engines.attached import attach
 from jobs.engines.engine import Draft, Engine, Wanted
-from jobs.engines.hypothesis import ServedAs, installed, served_as
+from jobs.engines.hypothesis import ServedAs, class_there, installed, served_as
+from jobs.engines.patched import Patched, overlaid, package_folder, patch_engine, read_patch
 from jobs.engines.records import Prompt, Request
 from jobs.engines.sglang import SIMULATED, SGLang
+from jobs.engines.shipped import shipped
 from jobs.engines.started import Patience, Running, started
 from jobs.engines.vllm import VLLM
 from jobs.events import Events
@@ -61,6 +63,7 @@ class Setup:
         self.folder = events.path.parent / "engine"
         on_gpu = request["device"] != "cpu" and torch.cuda.is_available()
         self.device = "cuda" if on_gpu else "cpu"  # of the engine
+        self.patched: Patched | None = None  # of the servers with a drafter, once it was read
         refuse_simulated(self.environment)
 
     def source(self) -> Path:
@@ -92,14 +95,35 @@ class Setup:
 
     def served(self, wiring: Wiring) -> ServedAs:
         """The wiring as the engine is told of it, in the release that is there."""
+        version = self.release()
+        self.read_patch(version)
         return served_as(
             read_json(self.source() / "config.json"),
             self.target,
             wiring,
             engine=self.asked["name"],
-            version=self.release(),
+            version=version,
             engine_class=self.asked["engine_class"],
             num_layers=self.alone.target.num_layers,
+            patch=self.patched.patch.name if self.patched else None,
+        )
+
+    def read_patch(self, version: str) -> None:
+        """Apply the patch that is asked for, if one is, to the engine that is there. Raises BadInput."""
+        if self.asked["patch"] is None:
+            return
+        name = self.asked["name"]
+        if (file := self.request["inputs"].get("patch")) is not None:
+            patch = read_patch(Path(file))
+        else:
+            there = class_there(name, self.asked["engine_class"], self.target)
+            patch = shipped(name, version, there)
+        self.folder.mkdir(exist_ok=True)
+        root = package_folder(name, self.python(), self.environment, self.folder)
+        self.patched = patch_engine(patch, root, name, version)
+        self.events.note(
+            f"the servers with the drafter run with the patch {patch.name} (sha256 {patch.sha256}) over "
+            f"{', '.join(module.path for module in self.patched.modules)}"
         )
 
     def on_its_own(self, case: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,7 +179,7 @@ class Setup:
     def server(
         self, label: str, number: int, draft: Draft | None, requests: Sequence[Request]
     ) -> Iterator[Running]:
-        """A started server of an arm."""
+        """A started server of an arm; one with a drafter is patched, where a patch is asked for."""
         wanted = Wanted(
             python=self.python(),
             target=self.target,
@@ -164,11 +188,16 @@ class Setup:
             flags=self.asked["flags"],
         )
         with ExitStack() as stack:
-            yield stack.enter_context(
+            environment, overlay = self.environment, None
+            if self.patched is not None and draft is not None:
+                folder = self.folder / f"patched-{label}-{number}"
+                overlay = stack.enter_context(overlaid(self.patched, folder))
+                environment = overlay.environment(environment)
+            running = stack.enter_context(
                 started(
                     self.engine,
                     wanted,
-                    self.environment,
+                    environment,
                     self.folder,
                     label=label,
                     number=number,
@@ -177,6 +206,12 @@ class Setup:
                     say=self.events.note,
                 )
             )
+            if overlay is not None:
+                for file, count in overlay.check(label).items():
+                    self.events.note(
+                        f"{label}: {count} of its processes imported the patched {file}"
+                    )
+            yield running
 
 
 def refuse_simulated(environment: Mapping[str, str]) -> None:

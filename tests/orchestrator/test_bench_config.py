@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from hydra.errors import HydraException
 
+from jobs.engines import shipped
 from orchestrator.check_bench import ENGINES, NOT_READ, OF_SERVERS
 from orchestrator.errors import InputError
-from orchestrator.plan import inputs_of
+from orchestrator.plan import SHIPPED_PATCH, inputs_of
 from tests.orchestrator.test_config import resolved
 from tests.orchestrator.test_plan import DUMP, WIRED, request
 
@@ -34,6 +35,7 @@ def test_a_benchmark_is_asked_with_its_engine_its_draft_and_its_budget() -> None
         "accept_length": None,
         "python": None,
         "env": {},
+        "patch": None,
         "url": None,
         "baseline_url": None,
     }
@@ -73,6 +75,26 @@ def test_prompts_of_ones_own_are_pushed_and_named(tmp_path: Path) -> None:
 def test_prompts_that_are_not_there_are_an_error() -> None:
     with pytest.raises(InputError, match=r"job\.prompts"):
         inputs_of(resolved(*SGLANG, "job.prompts=/nowhere/asked.jsonl").config)
+
+
+def test_a_patch_of_ones_own_is_pushed_and_the_shipped_one_is_only_named(tmp_path: Path) -> None:
+    file = tmp_path / "my.patch"
+    file.write_text("--- a\n")
+    found = inputs_of(resolved(*SGLANG, f"engine.patch='{file}'").config)["patch"]
+    assert (found.path, found.file) == (str(file), "my.patch")
+    assert found.tree is not None
+    assert request(*SGLANG, f"engine.patch='{file}'")["inputs"]["patch"].endswith("/my.patch")
+    asked = request(*SGLANG, f"engine.patch={SHIPPED_PATCH}")
+    assert (asked["engine"]["patch"], asked["inputs"]["patch"]) == (shipped.NAME, None)
+
+
+@pytest.mark.parametrize("name", ["nowhere.patch", "."])
+def test_a_patch_that_is_no_file_is_an_error(name: str, tmp_path: Path) -> None:
+    config = resolved(*SGLANG, f"engine.patch='{tmp_path / name}'").config
+    with pytest.raises(
+        InputError, match=r"engine\.patch: .* is no file .* engine\.patch=embedding_c"
+    ):
+        inputs_of(config)
 
 
 def test_flags_and_environment_of_ones_own_are_handed_on() -> None:
@@ -144,6 +166,14 @@ def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
             [*SGLANG, URL, "engine.python=/opt/python"],
             "engine.python is for servers that are started, but engine.url names one that runs",
         ),
+        (
+            [*SGLANG, URL, f"engine.patch={SHIPPED_PATCH}"],
+            "engine.patch is for servers that are st",
+        ),
+        (
+            [*SGLANG, f"engine.patch={SHIPPED_PATCH}", "job.control=true"],
+            "engine.patch is for servers with the drafter, and job.control starts none; leave it out",
+        ),
         ([*SGLANG, URL, "+engine.env={A: b}"], "engine.env is for servers that are started"),
         ([*SGLANG, URL, "+engine.flags={a: b}"], "engine.flags is for servers that are started"),
         # How much is asked.
@@ -201,6 +231,7 @@ def test_flags_that_only_sound_like_secrets_are_none() -> None:
     "override",
     [
         "engine.python=/opt/python",
+        "engine.patch=my.patch",
         "+engine.env={A: b}",
         URL,
         "engine.baseline_url='http://gpu8:30001'",

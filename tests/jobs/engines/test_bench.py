@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,7 @@ class Bench:
         name: str = "sglang",
         engine: dict[str, Any] | None = None,
         budget: dict[str, Any] | None = None,
+        patch: str | None = None,
         layers: tuple[int, ...] = (0, 3, 5),
         **settings: Any,
     ) -> dict[str, Any]:
@@ -48,7 +50,7 @@ class Bench:
         ends = {"pairs": 2, "least": 2, "precision": 0.0, "minutes": 60.0, "restarts": 4}
         asked: dict[str, Any] = {
             **{"name": name, "version": None, "engine_class": None, "flags": {}, "env": {}},
-            **{"python": self.python, "url": None, "baseline_url": None},
+            **{"python": self.python, "url": None, "baseline_url": None, "patch": None},
         }
         request = {
             **{"device": "cpu", "steps": STEPS, "topk": 1, "draft_tokens": None, "seed": 0},
@@ -62,6 +64,7 @@ class Bench:
                 "drafter": {"path": str(self.desk.drafter), "layout": None},
                 "data": {**data, "target_argmax": None},
                 "prompts": str(self.prompts),
+                "patch": patch,
             },
             **settings,
         }
@@ -258,4 +261,68 @@ def test_states_that_cannot_be_fed_start_nothing(bench: Bench) -> None:
     assert LAYERS in STATES
     with pytest.raises(BadInput, match=r"sglang 0\.5\.23 cannot feed states \[0, 3, 7\]"):
         bench.run(layers=(0, 3, LAYERS))
+    assert "is starting" not in bench.said()
+
+
+CLASS = "sglang/srt/models/llama.py"
+DIFF = f"--- a/{CLASS}\n+++ b/{CLASS}\n@@ -1 +1 @@\n-SAID = 'as installed'\n+SAID = 'as patched'\n"
+
+
+@pytest.fixture
+def engine_source(tmp_path: Path) -> dict[str, str]:
+    """An engine's package on disk, and the environment in which its server imports the class."""
+    file = tmp_path / "site" / CLASS
+    file.parent.mkdir(parents=True)
+    for folder in list(file.parents)[:3]:
+        (folder / "__init__.py").touch()
+    file.write_text("SAID = 'as installed'\n")
+    return {"PYTHONPATH": str(tmp_path / "site"), fake.IMPORTS: "sglang.srt.models.llama"}
+
+
+def test_a_patch_is_laid_over_the_servers_with_the_drafter_and_is_recorded(
+    bench: Bench, engine_source: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "my.patch").write_text(DIFF)
+    result = bench.run(
+        engine={"env": engine_source, "patch": "my.patch"}, patch=str(tmp_path / "my.patch")
+    )
+    digest = hashlib.sha256(DIFF.encode()).hexdigest()
+    assert result["bench"]["patch"] == {"name": "my.patch", "sha256": digest, "files": [CLASS]}
+    for label in ("speculative", "fewer_steps"):
+        assert f"{label}: 1 of its processes imported the patched {CLASS}" in bench.said()
+    assert "baseline: 1 of its processes" not in bench.said()
+    assert (tmp_path / "site" / CLASS).read_text() == "SAID = 'as installed'\n"
+    assert list((tmp_path / "engine").glob("patched-*")) == []
+
+
+def test_a_patched_file_that_the_server_does_not_import_ends_the_run(
+    bench: Bench, engine_source: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "my.patch").write_text(DIFF)
+    del engine_source[fake.IMPORTS]
+    with pytest.raises(
+        BadInput, match=f"^speculative: {CLASS} of the patch my.patch was imported by none of the"
+    ):
+        bench.run(engine={"env": engine_source, "patch": "x"}, patch=str(tmp_path / "my.patch"))
+    assert bench.said().count("stopped in") == 2
+    assert list((tmp_path / "engine").glob("patched-*")) == []
+
+
+def test_a_patch_that_does_not_fit_starts_nothing(
+    bench: Bench, engine_source: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "my.patch").write_text(DIFF.replace("-SAID", "-SAYS"))
+    with pytest.raises(BadInput, match=f"does not fit sglang 0.5.23: {CLASS}, hunk 1 does not"):
+        bench.run(engine={"env": engine_source, "patch": "x"}, patch=str(tmp_path / "my.patch"))
+    with pytest.raises(BadInput, match="captures the embedding output without a patch; leave"):
+        bench.run(engine={"env": engine_source, "patch": "embedding_capture"})
+    assert "is starting" not in bench.said()
+
+
+def test_states_that_need_a_patch_are_fed_with_one_only(bench: Bench) -> None:
+    asked = {"name": "vllm", "engine_class": "kimi_k25"}
+    with pytest.raises(
+        BadInput, match=r"only with the embedding capture patch: .*engine\.patch=emb"
+    ):
+        bench.run("vllm", engine=asked)
     assert "is starting" not in bench.said()
