@@ -94,15 +94,15 @@ class Overlay:
 
     def check(self, label: str) -> dict[str, int]:
         """By file, how many of the server's processes imported it. Raises ServerError where none did."""
-        counts = {}
+        counts, name = {}, self.patched.patch.name
         for module in self.patched.modules:
             wanted = hashlib.sha256(module.source.encode()).hexdigest()
             marks = [file.read_text() for file in self.seen.glob(f"{module.name}-*")]
             if wanted not in marks:
                 raise ServerError(
-                    f"{label}: {module.path} of the patch {self.patched.patch.name} was imported by none of "
-                    "the server's processes, so that what runs is not known to be patched; leave it out of "
-                    "the patch, or change the file that this engine runs"
+                    f"{label}: {module.path} of the patch {name} was imported by none "
+                    "of the server's processes, so that what runs is not known to be patched; leave it "
+                    "out of the patch, or change the file that this engine runs"
                 )
             counts[module.path] = marks.count(wanted)
         return counts
