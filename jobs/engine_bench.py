@@ -23,8 +23,9 @@ from jobs.engines.arms import BASELINE, FEWER, SPECULATIVE, Budget, Measured, bl
 from jobs.engines.attached import attach, differences, untold
 from jobs.engines.disturbance import look, on_gpus
 from jobs.engines.engine import Draft
-from jobs.engines.folder import lay_out
+from jobs.engines.folder import drop_copies, lay_out
 from jobs.engines.hypothesis import ServedAs
+from jobs.engines.launched import launch_notes
 from jobs.engines.limits import Advice, Limits, advise, in_words, split
 from jobs.engines.load import run_pass
 from jobs.engines.records import Pass, Request
@@ -102,7 +103,12 @@ class EngineBench:
         answer = self.setup.on_its_own(case)
         self.setup.folder.mkdir(exist_ok=True)
         measured = Measured()
-        folder = lay_out(self.setup.source(), self.setup.folder / "drafter", served.config)
+        folder = lay_out(
+            self.setup.source(),
+            self.setup.folder / "drafter",
+            served.config,
+            copied=self.setup.contained,
+        )
         draft = None if self.request["control"] else self.setup.draft(folder)
         try:
             if self.setup.asked["url"] is not None:
@@ -111,6 +117,9 @@ class EngineBench:
                 self.measure_started(requests, draft, measured)
         except ServerError as error:
             raise BadInput(str(error)) from error
+        finally:
+            if self.setup.contained:
+                drop_copies(folder)
         return self.answer(answer, served, measured, requests)
 
     # How it is measured.
@@ -120,7 +129,9 @@ class EngineBench:
     ) -> None:
         """Start servers, as many at a time as there is room for."""
         fewer = None
-        if draft is not None and self.request["advice"] and self.steps > 1 and self.topk == 1:
+        if self.setup.launched:  # one command is one number of steps
+            measured.notes += launch_notes(self.setup.asked)
+        elif draft is not None and self.request["advice"] and self.steps > 1 and self.topk == 1:
             fewer = self.setup.draft(draft.folder, 1)
         lacking = why_no_room(
             self.setup.asked["name"],

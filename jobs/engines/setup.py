@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,16 @@ from eagle3.wiring import Wiring
 from jobs import drafter_test
 from jobs.capture_states import read_prompts
 from jobs.engines import prompts
-from jobs.engines.attached import attach
+from jobs.engines.attached import attach, differences
 from jobs.engines.engine import Draft, Engine, Wanted
 from jobs.engines.hypothesis import ServedAs, class_there, installed, served_as
+from jobs.engines.launched import check_launch, in_container
 from jobs.engines.patched import Patched, overlaid, package_folder, patch_engine, read_patch
 from jobs.engines.records import Prompt, Request
 from jobs.engines.sglang import SIMULATED, SGLang
 from jobs.engines.shipped import shipped
 from jobs.engines.started import Patience, Running, started
+from jobs.engines.talk import ServerError
 from jobs.engines.vllm import VLLM
 from jobs.events import Events
 
@@ -63,8 +66,12 @@ class Setup:
         self.folder = events.path.parent / "engine"
         on_gpu = request["device"] != "cpu" and torch.cuda.is_available()
         self.device = "cuda" if on_gpu else "cpu"  # of the engine
+        # A person's own commands; None: the adapter's.
+        self.launched = asked["launch"] is not None
+        self.contained = self.launched and in_container(asked["launch"])
         self.patched: Patched | None = None  # of the servers with a drafter, once it was read
         refuse_simulated(self.environment)
+        check_launch(asked)
 
     def source(self) -> Path:
         """The drafter's own folder."""
@@ -82,6 +89,8 @@ class Setup:
         name, url = self.asked["name"], self.asked["url"]
         if url is not None:
             version = attach(self.engine, url, "asked").facts.version or self.asked["version"]
+        elif self.launched:
+            version = self.asked["version"]  # what answers is held against it
         else:
             version = installed(name, self.python())
         if self.asked["version"] not in (None, version):
@@ -186,6 +195,7 @@ class Setup:
             port=0,
             draft=draft,
             flags=self.asked["flags"],
+            launch=self.asked["launch" if draft is not None else "baseline_launch"],
         )
         with ExitStack() as stack:
             environment, overlay = self.environment, None
@@ -211,7 +221,28 @@ class Setup:
                     self.events.note(
                         f"{label}: {count} of its processes imported the patched {file}"
                     )
+            if self.launched:
+                self.check_launched(running, draft)
             yield running
+
+    def check_launched(self, running: Running, draft: Draft | None) -> None:
+        """Raises ServerError where a person's command starts something else than the hypothesis says."""
+        facts = running.facts
+        if self.contained:  # its paths are those of the container
+            facts = replace(facts, model=None, drafter=None)
+        problems = list(differences(facts, self.target, draft, None))
+        if facts.version is not None and plain(facts.version) != plain(self.asked["version"]):
+            problems.append(
+                f"it is {facts.engine} {facts.version}, but engine.version is {self.asked['version']}"
+            )
+        if problems:
+            key = "launch" if draft is not None else "baseline_launch"
+            raise ServerError(f"{running.label}: engine.{key}: {'; '.join(problems)}")
+
+
+def plain(version: str) -> str:
+    """A release without what a build adds to it."""
+    return version.partition("+")[0]
 
 
 def refuse_simulated(environment: Mapping[str, str]) -> None:

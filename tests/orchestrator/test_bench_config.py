@@ -19,6 +19,11 @@ from tests.orchestrator.test_plan import DUMP, WIRED, request
 JOB = "engine_bench"
 SGLANG = (f"job={JOB}", "engine=sglang", *WIRED)
 VLLM = (f"job={JOB}", "engine=vllm", *WIRED)
+LAUNCH = "engine.launch=[serve,--port,'{port}','{drafter}']"
+BASELINE = "engine.baseline_launch=[serve,--port,'{port}']"
+DOCKER = "engine.launch=[docker,run,--name,a,-p,'{port}:1','{drafter}']"
+NAMED = (*SGLANG, "engine.version=0.5.23")
+LAUNCHED = (*NAMED, LAUNCH, BASELINE)
 URL = "engine.url='http://gpu8:30000'"
 
 
@@ -35,6 +40,8 @@ def test_a_benchmark_is_asked_with_its_engine_its_draft_and_its_budget() -> None
         "accept_length": None,
         "python": None,
         "env": {},
+        "launch": None,
+        "baseline_launch": None,
         "patch": None,
         "url": None,
         "baseline_url": None,
@@ -176,6 +183,58 @@ def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
         ),
         ([*SGLANG, URL, "+engine.env={A: b}"], "engine.env is for servers that are started"),
         ([*SGLANG, URL, "+engine.flags={a: b}"], "engine.flags is for servers that are started"),
+        # Commands of one's own.
+        (
+            [*NAMED, LAUNCH],
+            "engine.baseline_launch is missing: the server with the drafter and the one without need",
+        ),
+        ([*NAMED, BASELINE], "engine.launch is missing: the server with"),
+        (
+            [*NAMED, BASELINE, "engine.launch=[]"],
+            "engine.launch is missing: the server with the drafter",
+        ),
+        ([*LAUNCHED, URL], "engine.launch is for servers that are started, but engine.url names"),
+        *(
+            ([*LAUNCHED, setting], f"engine.{key} is for servers that the job itself puts together")
+            for key, setting in (
+                ("python", "engine.python=/opt/python"),
+                ("flags", "+engine.flags={a: b}"),
+                ("patch", f"engine.patch={SHIPPED_PATCH}"),
+            )
+        ),
+        ([*SGLANG, LAUNCH, BASELINE], "engine.launch starts a release that is not known before"),
+        (
+            [*NAMED, BASELINE, "engine.launch=[serve,'{drafter}']"],
+            "engine.launch has no {port}; the job chooses a free port, so write {port} where",
+        ),
+        (
+            [*NAMED, LAUNCH, "engine.baseline_launch=[serve]"],
+            "engine.baseline_launch has no {port}",
+        ),
+        (
+            [*NAMED, BASELINE, "engine.launch=[serve,'{port}']"],
+            "engine.launch has no {drafter}; the job",
+        ),
+        (
+            [*NAMED, LAUNCH, "engine.baseline_launch=[serve,'{port}','{drafter}']"],
+            "engine.baseline_launch has {drafter}, but is the server without one",
+        ),
+        (
+            [*NAMED, BASELINE, "engine.launch=[docker,run,-p,'{port}:1','{drafter}']"],
+            "engine.launch starts a container without --name NAME, by which it would be stopped",
+        ),
+        (
+            [*NAMED, BASELINE, "engine.launch=[docker,compose,up,'{port}','{drafter}']"],
+            "engine.launch: of docker, only `docker run --name NAME …` is understood",
+        ),
+        (
+            [*NAMED, DOCKER, "engine.baseline_launch=[docker,run,--name,a,'{port}']"],
+            "engine.launch and engine.baseline_launch both name their container a; they stand at",
+        ),
+        (
+            [*NAMED, BASELINE, DOCKER, "+engine.env={A: b}"],
+            "engine.env is not seen in the container of engine.launch; write it there: -e NAME=VALUE",
+        ),
         # How much is asked.
         (
             [*SGLANG, "job.concurrency=[]"],
@@ -211,6 +270,15 @@ def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
             [*SGLANG, "+engine.env={A: hf_abcdefghijklmnop}"],
             "engine.env.A looks like a secret",
         ),
+        (
+            [*NAMED, BASELINE, f"{LAUNCH[:-1]},-e,'HF_TOKEN=abc']"],
+            "engine.launch: HF_TOKEN looks like a se",
+        ),
+        (
+            [*NAMED, BASELINE, f"{LAUNCH[:-1]},--api-key,abc]"],
+            "engine.launch: --api-key looks like a sec",
+        ),
+        ([*NAMED, LAUNCH, f"{BASELINE[:-1]},hf_abcdefghijklmnop]"], "looks like a secret"),
         ([*SGLANG, "+engine.flags={api-key: abc}"], "engine.flags.api-key looks like a secret"),
         (
             [*SGLANG, "engine.url='http://me:word@gpu8:30000'"],
@@ -223,6 +291,22 @@ def test_what_will_not_do_is_one_clear_error(overrides: list[str], words: str) -
         resolved(*overrides)
 
 
+def test_commands_of_ones_own_are_handed_on_as_they_are_written() -> None:
+    asked = request(*LAUNCHED, "+engine.env={A: b}")["engine"]
+    assert asked["launch"] == ["serve", "--port", "{port}", "{drafter}"]
+    assert asked["baseline_launch"] == ["serve", "--port", "{port}"]
+    named = request(*NAMED, BASELINE, f"{DOCKER[:-1]},-e,HF_TOKEN,--key-dim,'1']")["engine"][
+        "launch"
+    ]
+    assert named[-4:] == ["-e", "HF_TOKEN", "--key-dim", "1"]
+
+
+@pytest.mark.parametrize("override", [LAUNCH, BASELINE])
+def test_a_probe_starts_its_own_server(override: str) -> None:
+    with pytest.raises(InputError, match=r"launch is not read by job=engine_probe"):
+        resolved("job=engine_probe", "engine=sglang", *WIRED, override)
+
+
 def test_flags_that_only_sound_like_secrets_are_none() -> None:
     resolved(*SGLANG, "+engine.flags={max_total_tokens: 8192, tokenizer_path: /t, key_dim: 1}")
 
@@ -232,6 +316,8 @@ def test_flags_that_only_sound_like_secrets_are_none() -> None:
     [
         "engine.python=/opt/python",
         "engine.patch=my.patch",
+        LAUNCH,
+        BASELINE,
         "+engine.env={A: b}",
         URL,
         "engine.baseline_url='http://gpu8:30001'",

@@ -51,6 +51,7 @@ class Bench:
         asked: dict[str, Any] = {
             **{"name": name, "version": None, "engine_class": None, "flags": {}, "env": {}},
             **{"python": self.python, "url": None, "baseline_url": None, "patch": None},
+            **{"launch": None, "baseline_launch": None},
         }
         request = {
             **{"device": "cpu", "steps": STEPS, "topk": 1, "draft_tokens": None, "seed": 0},
@@ -326,3 +327,55 @@ def test_states_that_need_a_patch_are_fed_with_one_only(bench: Bench) -> None:
     ):
         bench.run("vllm", engine=asked)
     assert "is starting" not in bench.said()
+
+
+DRAFTED = [
+    *(
+        "{model}",
+        "--speculative-algorithm",
+        "EAGLE3",
+        "--speculative-draft-model-path",
+        "{drafter}",
+    ),
+    *("--speculative-num-steps", str(STEPS), "--speculative-eagle-topk", "1"),
+    *("--speculative-num-draft-tokens", str(STEPS + 1)),
+]
+
+
+def launches(bench: Bench, **more: Any) -> dict[str, Any]:
+    """Commands of a person's own, in the place of all that the job would put together."""
+    words = [bench.python, "-m", "sglang.launch_server", "--port", "{port}", "--model-path"]
+    own = {"launch": [*words, *DRAFTED], "baseline_launch": [*words, "{model}"]}
+    return {"version": "0.5.23", "python": None, **own, **more}
+
+
+def test_servers_that_a_persons_commands_start_are_measured(bench: Bench) -> None:
+    result = bench.run(engine=launches(bench))
+    assert result["metrics"]["accept_length"]["value"] == 2.5
+    assert result["metrics"]["speedup"]["value"] > 0
+    assert arms(result) == [("baseline", 0), ("speculative", 0)]  # a command is one number of steps
+    assert bench.served()["eagle_config"][KEY] == [-1, 2, 4]
+    assert bench.said().count("stopped in") == 2
+
+
+def test_a_command_that_starts_something_else_is_not_measured(bench: Bench) -> None:
+    with pytest.raises(
+        BadInput,
+        match=r"^speculative: engine\.launch: its speculative_num_steps is 3, but the jo",
+    ):
+        bench.run(engine=launches(bench), steps=4)
+    other = bench.folder / "other"
+    other.mkdir()
+    with pytest.raises(
+        BadInput,
+        match=r"^baseline: engine\.baseline_launch: it is sglang 0\.5\.23, but engine\.version is",
+    ):
+        Bench(other, bench.python).run(engine=launches(bench, version="0.5.22"))
+
+
+def test_a_baseline_command_that_drafts_is_not_measured(bench: Bench) -> None:
+    own = launches(bench)
+    with pytest.raises(
+        BadInput, match=r"baseline_launch: it drafts \(EAGLE3\), but is to be the ba"
+    ):
+        bench.run(engine={**own, "baseline_launch": own["launch"]})
