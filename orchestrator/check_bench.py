@@ -46,9 +46,9 @@ def check_bench(config: Mapping[str, Any]) -> None:
             raise InputError(f"engine.{key} is not read by job={job['name']}{why}; leave it out")
     check_draft(engine["name"], job)
     check_servers(engine)
-    check_launch(engine)
     if job["name"] == "engine_bench":
         check_load(job)
+        check_launch(engine, control=job["control"])
         if engine["patch"] is not None and job["control"]:
             raise InputError(
                 "engine.patch is for servers with the drafter, and job.control starts none; leave it out"
@@ -104,7 +104,7 @@ def check_servers(engine: Mapping[str, Any]) -> None:
             )
 
 
-def check_launch(engine: Mapping[str, Any]) -> None:
+def check_launch(engine: Mapping[str, Any], *, control: bool) -> None:
     """Commands of one's own say all that the engine's settings would, for both servers."""
     commands = {
         key: engine[key] for key in ("launch", "baseline_launch") if engine[key] is not None
@@ -133,10 +133,15 @@ def check_launch(engine: Mapping[str, Any]) -> None:
         check_words(key, words)
         if Path(words[0]).name == "docker":
             names.append(named_container(key, words, engine))
-    if len(set(names)) < len(names):
+    if len(set(names)) < len(names) and "{port}" not in names[0]:
         raise InputError(
             f"engine.launch and engine.baseline_launch both name their container {names[0]}; they stand "
             "at once, so give each a name of its own"
+        )
+    if control and names and "{port}" not in names[-1]:
+        raise InputError(
+            f"job.control starts engine.baseline_launch twice, and its container is named {names[-1]}; "
+            f"write --name {names[-1]}-{{port}}"
         )
 
 

@@ -55,7 +55,7 @@ def launch_notes(asked: Mapping[str, Any]) -> list[str]:
     if any(in_container(asked[key]) for key in ("launch", "baseline_launch")):
         notes.append(
             "servers run in containers: which processes are theirs, what else runs in there, and "
-            "whether GPU memory was given back behind them is not seen; docker says that they are gone"
+            "whether GPU memory was given back behind them is not seen; they are stopped by their names"
         )
     if asked["name"] != "sglang":
         notes.append(

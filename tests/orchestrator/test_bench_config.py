@@ -24,6 +24,7 @@ BASELINE = "engine.baseline_launch=[serve,--port,'{port}']"
 DOCKER = "engine.launch=[docker,run,--name,a,-p,'{port}:1','{drafter}']"
 NAMED = (*SGLANG, "engine.version=0.5.23")
 LAUNCHED = (*NAMED, LAUNCH, BASELINE)
+CONTROL = "job.control=true"
 URL = "engine.url='http://gpu8:30000'"
 
 
@@ -232,6 +233,10 @@ def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
             "engine.launch and engine.baseline_launch both name their container a; they stand at",
         ),
         (
+            [*NAMED, LAUNCH, "engine.baseline_launch=[docker,run,--name,a,'{port}']", CONTROL],
+            "job.control starts engine.baseline_launch twice, and its container is named a; write",
+        ),
+        (
             [*NAMED, BASELINE, DOCKER, "+engine.env={A: b}"],
             "engine.env is not seen in the container of engine.launch; write it there: -e NAME=VALUE",
         ),
@@ -289,6 +294,11 @@ def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
 def test_what_will_not_do_is_one_clear_error(overrides: list[str], words: str) -> None:
     with pytest.raises(InputError, match=re.escape(words)):
         resolved(*overrides)
+
+
+def test_containers_may_be_named_by_their_port() -> None:
+    named = DOCKER.replace("--name,a", "--name,'a-{port}'")
+    resolved(*NAMED, named, "engine.baseline_launch=[docker,run,--name,'a-{port}']", CONTROL)
 
 
 def test_commands_of_ones_own_are_handed_on_as_they_are_written() -> None:
