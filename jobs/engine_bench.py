@@ -23,9 +23,10 @@ from jobs.engines.arms import BASELINE, FEWER, SPECULATIVE, Budget, Measured, bl
 from jobs.engines.attached import attach, differences, untold
 from jobs.engines.disturbance import look, on_gpus
 from jobs.engines.engine import Draft
-from jobs.engines.folder import lay_out
+from jobs.engines.folder import drop_copies, lay_out
 from jobs.engines.hypothesis import ServedAs
 from jobs.engines.kept import kept
+from jobs.engines.launched import launch_notes
 from jobs.engines.limits import Advice, Limits, advise, in_words, split
 from jobs.engines.load import run_pass
 from jobs.engines.records import Pass, Request
@@ -123,7 +124,12 @@ class EngineBench:
         answer = self.setup.on_its_own(case)
         self.setup.folder.mkdir(exist_ok=True)
         measured = Measured()
-        folder = lay_out(self.setup.source(), self.setup.folder / "drafter", served.config)
+        folder = lay_out(
+            self.setup.source(),
+            self.setup.folder / "drafter",
+            served.config,
+            copied=self.setup.contained,
+        )
         draft = None if self.request["control"] else self.setup.draft(folder)
         try:
             if self.setup.asked["url"] is not None:
@@ -132,6 +138,9 @@ class EngineBench:
                 self.measure_started(requests, draft, measured)
         except ServerError as error:
             raise BadInput(str(error)) from error
+        finally:
+            if self.setup.contained:
+                drop_copies(folder)
         return self.answer(answer, served, measured, requests)
 
     # How it is measured.
@@ -140,7 +149,11 @@ class EngineBench:
         self, requests: Sequence[Request], draft: Draft | None, measured: Measured
     ) -> None:
         """Start servers, as many at a time as there is room for."""
-        arms = [] if draft is None else self.arms_beside(draft, requests)
+        arms = []
+        if self.setup.launched:  # one command is one number of steps
+            measured.notes += launch_notes(self.setup.asked)
+        elif draft is not None:
+            arms = self.arms_beside(draft, requests)
         lacking = why_no_room(
             self.setup.asked["name"],
             self.setup.device,
@@ -378,6 +391,7 @@ class EngineBench:
                 "control": self.request["control"],
                 "engine": self.setup.asked["name"],
                 "version": served.version,
+                "patch": self.setup.patched.plain() if self.setup.patched else None,
                 "class": served.engine_class,
                 "ids": list(served.ids) if served.ids is not None else None,
                 "states": list(served.states),

@@ -135,6 +135,7 @@ class EngineProbe:
             "probe": {
                 "engine": self.setup.asked["name"],
                 "version": told.version,
+                "patch": self.setup.patched.plain() if self.setup.patched else None,
                 "class": told.engine_class,
                 "expected": list(told.states),
                 "fed": None if fed is None else list(fed),
@@ -149,10 +150,11 @@ class EngineProbe:
 
     def told(self, wiring: Wiring) -> Told:
         """What the wiring is, and the engine that is there; it need not be able to feed that."""
-        asked = self.setup.asked
+        asked, version = self.setup.asked, self.setup.release()
+        self.setup.read_patch(version)
         return Told(
             states=wiring.states(self.alone.target.num_layers),
-            version=self.setup.release(),
+            version=version,
             engine_class=class_there(asked["name"], asked["engine_class"], self.setup.target),
         )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jobs.engines.simulated import WHY, simulating
@@ -10,15 +11,16 @@ from orchestrator.errors import InputError
 
 JOBS = ("engine_bench", "engine_probe")
 ENGINES = ("sglang", "vllm")
-OF_SERVERS = ("python", "env", "url", "baseline_url")
+OF_SERVERS = ("python", "env", "url", "baseline_url", "launch", "baseline_launch", "patch")
 RETURNING = ("sglang",)  # engines whose running servers return their target's states
 NOT_READ = {
     "engine_bench": ("checkout", "ids", "accept_length"),
-    "engine_probe": ("checkout", "accept_length", "baseline_url"),
+    "engine_probe": ("checkout", "accept_length", "baseline_url", "launch", "baseline_launch"),
 }
 WHY_NOT = {
     "ids": "; the wiring says which states are fed",
     "baseline_url": "; no baseline is asked",
+    "launch": "; what such a server feeds cannot be recorded, so the job starts its own",
 }
 
 
@@ -49,6 +51,11 @@ def check_bench(config: Mapping[str, Any]) -> None:
         check_load(job)
         check_simulated(engine, job)
         check_chain(engine, job)
+        check_launch(engine, control=job["control"])
+        if engine["patch"] is not None and job["control"]:
+            raise InputError(
+                "engine.patch is for servers with the drafter, and job.control starts none; leave it out"
+            )
     elif engine["url"] is not None and engine["name"] not in RETURNING:
         raise InputError(
             f"a running {engine['name']} returns no states, so that engine.url cannot be probed; leave "
@@ -92,6 +99,11 @@ def check_simulated(engine: Mapping[str, Any], job: Mapping[str, Any]) -> None:
             "job.simulate starts servers that simulate, but engine.url names one that runs; leave one "
             "of them out"
         )
+    if engine["launch"] is not None:
+        raise InputError(
+            "job.simulate starts servers of its own making, but engine.launch names one whole command; "
+            "leave one of them out"
+        )
     if job["control"]:
         raise InputError(
             "job.simulate has no drafter to simulate with job.control; leave one of them out"
@@ -111,6 +123,11 @@ def check_chain(engine: Mapping[str, Any], job: Mapping[str, Any]) -> None:
         raise InputError(
             "job.chain starts a server of its own, but engine.url names one that runs; leave one of "
             "them out"
+        )
+    if engine["launch"] is not None:
+        raise InputError(
+            "job.chain starts a server of its own making, but engine.launch names one whole command; "
+            "leave one of them out"
         )
     if job["control"]:
         raise InputError("job.chain has no drafter with job.control; leave one of them out")
@@ -144,8 +161,84 @@ def check_servers(engine: Mapping[str, Any]) -> None:
                 "engine.baseline_url stands without engine.url; name both servers, or none"
             )
         return
-    for key in ("python", "env", "flags", "ids"):
+    for key in ("python", "env", "flags", "ids", "patch", "launch", "baseline_launch"):
         if engine[key]:
             raise InputError(
                 f"engine.{key} is for servers that are started, but engine.url names one that runs"
             )
+
+
+def check_launch(engine: Mapping[str, Any], *, control: bool) -> None:
+    """Commands of one's own say all that the engine's settings would, for both servers."""
+    commands = {
+        key: engine[key] for key in ("launch", "baseline_launch") if engine[key] is not None
+    }
+    if not commands:
+        return
+    for key in ("launch", "baseline_launch"):
+        if not commands.get(key):
+            raise InputError(
+                f"engine.{key} is missing: the server with the drafter and the one without need a "
+                "command each, a list of words"
+            )
+    for key in ("python", "flags", "patch"):
+        if engine[key]:
+            raise InputError(
+                f"engine.{key} is for servers that the job itself puts together, but engine.launch "
+                "names the whole command; leave it out"
+            )
+    if engine["version"] is None:
+        raise InputError(
+            "engine.launch starts a release that is not known before, and layer ids depend on it; name "
+            "it: engine.version=X"
+        )
+    names = []
+    for key, words in commands.items():
+        check_words(key, words)
+        if Path(words[0]).name == "docker":
+            names.append(named_container(key, words, engine))
+    if len(set(names)) < len(names) and "{port}" not in names[0]:
+        raise InputError(
+            f"engine.launch and engine.baseline_launch both name their container {names[0]}; they stand "
+            "at once, so give each a name of its own"
+        )
+    if control and names and "{port}" not in names[-1]:
+        raise InputError(
+            f"job.control starts engine.baseline_launch twice, and its container is named {names[-1]}; "
+            f"write --name {names[-1]}-{{port}}"
+        )
+
+
+def check_words(key: str, words: Sequence[str]) -> None:
+    """Where the server listens and what it drafts with is the job's to say."""
+    if not any("{port}" in word for word in words):
+        raise InputError(
+            f"engine.{key} has no {{port}}; the job chooses a free port, so write {{port}} where the "
+            "command has it"
+        )
+    drafts = any("{drafter}" in word for word in words)
+    if key == "launch" and not drafts:
+        raise InputError(
+            "engine.launch has no {drafter}; the job lays out the drafter with the wiring's layer ids, "
+            "so write {drafter} where the command has its folder"
+        )
+    if key != "launch" and drafts:
+        raise InputError("engine.baseline_launch has {drafter}, but is the server without one")
+
+
+def named_container(key: str, words: Sequence[str], engine: Mapping[str, Any]) -> str:
+    """The name by which a container is stopped."""
+    from jobs.engines.launched import container_name
+
+    if "run" not in words[1:]:
+        raise InputError(f"engine.{key}: of docker, only `docker run --name NAME …` is understood")
+    name = container_name(words)
+    if name is None:
+        raise InputError(
+            f"engine.{key} starts a container without --name NAME, by which it would be stopped; name it"
+        )
+    if engine["env"]:
+        raise InputError(
+            f"engine.env is not seen in the container of engine.{key}; write it there: -e NAME=VALUE"
+        )
+    return name

@@ -230,6 +230,12 @@ def check_filed(engine: Mapping[str, Any]) -> None:
         for name, value in engine.get(key, {}).items():
             if SECRET_NAME.search(name.replace("-", "_")) or SECRET_VALUE.search(str(value)):
                 raise InputError(f"engine.{key}.{name} {FILED}")
+    for key in ("launch", "baseline_launch"):
+        for word in engine.get(key) or ():
+            name, is_set, _ = word.partition("=")
+            named = SECRET_NAME.search(name.lstrip("-").replace("-", "_"))
+            if (named and (is_set or word.startswith("--"))) or SECRET_VALUE.search(word):
+                raise InputError(f"engine.{key}: {name} {FILED}")
     for key in ("url", "baseline_url"):
         if SECRET_VALUE.search(engine.get(key) or ""):
             raise InputError(f"engine.{key} {FILED}")

@@ -222,6 +222,9 @@ def _params(
             values.update(flatten(section, config[section]))
     if wiring := (result or {}).get("wiring"):
         values.update(flatten("resolved", wiring))
+    for part in ("bench", "probe"):
+        if patch := ((result or {}).get(part) or {}).get("patch"):
+            values.update(flatten("resolved.patch", patch))
     if not isinstance(config.get("job"), Mapping):
         values["job"] = run.get("job")
     values["host"] = run.get("host")

@@ -15,6 +15,7 @@ from orchestrator.check_search import JOBS as SEARCHES
 from orchestrator.errors import InputError
 from orchestrator.push import Load, Tree, tree_of
 
+SHIPPED_PATCH = "embedding_capture"  # jobs/engines/shipped.py
 CASE = "case"  # a plain run is a job with one case
 
 
@@ -64,6 +65,8 @@ def inputs_of(config: Mapping[str, Any]) -> dict[str, Input]:
         path = job["prompts"]
         tree = local_tree("job.prompts", path)
         inputs["asked"] = Input(path=path, tree=tree, file=Path(path).name)
+    if config.get("engine", {}).get("patch") not in (None, SHIPPED_PATCH):
+        inputs["patch"] = patch_input(config["engine"]["patch"])
     if (checkout := config.get("engine", {}).get("checkout")) is not None:
         inputs["checkout"] = Input(path=host_path("engine.checkout", checkout))
     if (argmax := config["data"]["target_argmax"]) is not None:
@@ -80,6 +83,16 @@ def section_input(role: str, section: Mapping[str, Any]) -> Input:
     if section["where"] == "host":
         return Input(path=host_path(f"{role}.path", section["path"]))
     return Input(path=section["path"], tree=local_tree(f"{role}.path", section["path"]))
+
+
+def patch_input(path: str) -> Input:
+    """A diff of the engine's source, which lies on this machine."""
+    if not Path(path).expanduser().is_file():
+        raise InputError(
+            f"engine.patch: {path} is no file on this machine, and no patch that is shipped; name a "
+            f"unified diff, or engine.patch={SHIPPED_PATCH}"
+        )
+    return Input(path=path, tree=local_tree("engine.patch", path), file=Path(path).name)
 
 
 def prompts_input(config: Mapping[str, Any]) -> Input:
@@ -272,13 +285,16 @@ def engine_request(
 ) -> dict[str, Any]:
     """The request of a job that asks an engine, with one case."""
     own = ("name", "prompts", "lease", "device", "threads", "timeout_s")
-    prompts = inputs["asked"].path if "asked" in inputs else None
+    sent = {
+        key: inputs[role].path if role in inputs else None
+        for key, role in (("prompts", "asked"), ("patch", "patch"))
+    }
     return {
         **machine(config),
         "job": config["job"]["name"],
         **{key: value for key, value in config["job"].items() if key not in own},
         "engine": config["engine"],
-        "inputs": {**drafter_inputs(config, inputs, root), "prompts": prompts},
+        "inputs": {**drafter_inputs(config, inputs, root), **sent},
         "cases": [{"case_id": CASE, "wiring": config["wiring"]}],
     }
 

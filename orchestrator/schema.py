@@ -206,6 +206,10 @@ class EngineConfig:
     accept_length: float | None = None  # that it was seen to have
     python: str | None = None  # the interpreter on the host that has it; None: host.python
     env: dict[str, str] = field(default_factory=dict)  # for its servers, beside host.env
+    # One's own command lines that start the servers; {port}, {model} and {drafter} are filled in.
+    launch: list[str] | None = None
+    baseline_launch: list[str] | None = None
+    patch: str | None = None  # a local diff of its source, or embedding_capture; not the baseline's
     url: str | None = None  # a server of one's own, with the drafter: asked, and left running
     baseline_url: str | None = None  # one without
 

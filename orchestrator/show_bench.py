@@ -27,6 +27,9 @@ def show_bench(show: Show, bench: Mapping[str, Any]) -> None:
         f"{shape}; {bench['prompts']} prompts",
         style="bold",
     )
+    if (patch := bench.get("patch")) is not None:
+        files = ", ".join(patch["files"])
+        show.line(escape(f"patched  {patch['name']} ({patch['sha256'][:12]}) over {files}"))
     columns = (
         "at once",
         "tok/s without",

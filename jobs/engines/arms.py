@@ -40,9 +40,10 @@ class Measured:
 
     def pids(self) -> set[int] | None:
         """Of all servers and of this process, which asks them: an idle one beside that which is asked
-        may be busy waiting. None where one is a person's own, whose processes are not known.
+        may be busy waiting. None where one is a person's own or in a container, whose processes are
+        not known.
         """
-        if any(running.server is None for running in self.starts):
+        if any(r.server is None or not r.server.sees_all for r in self.starts):
             return None
         return {pid for running in self.starts for pid in running.pids()}
 

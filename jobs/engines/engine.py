@@ -37,6 +37,7 @@ class Wanted:
     port: int
     draft: Draft | None  # None: without a drafter
     flags: Mapping[str, Any] = field(default_factory=dict)  # a person's own
+    launch: Sequence[str] | None = None  # a person's own command line, in place of all of this
 
 
 class Engine(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,35 @@ from eagle3.errors import BadInput
 CONFIG = "config.json"
 
 
-def lay_out(source: Path, out: Path, config: Mapping[str, Any]) -> Path:
-    """Links to every file of `source` but config.json, which is written to `out` as `config`.
+def lay_out(source: Path, out: Path, config: Mapping[str, Any], *, copied: bool = False) -> Path:
+    """Links to every file of `source` but config.json, which is written to `out` as `config`; copies
+    for those who see `out` and not `source`, as in a container.
 
     The original is not touched. Raises BadInput where `out` cannot be made.
     """
     try:
         out.mkdir(parents=True)
         for file in sorted(source.resolve().iterdir()):
-            if file.name != CONFIG:
+            if file.name == CONFIG:
+                continue
+            if not copied:
                 (out / file.name).symlink_to(file, target_is_directory=file.is_dir())
+            elif file.is_dir():
+                shutil.copytree(file, out / file.name)
+            else:
+                shutil.copyfile(file, out / file.name)
         (out / CONFIG).write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise BadInput(f"{error.filename or out} cannot be laid out: {error.strerror}") from error
+        raise BadInput(
+            f"{error.filename or out} cannot be laid out: {error.strerror or error}"
+        ) from error
     return out
+
+
+def drop_copies(out: Path) -> None:
+    """Remove what `lay_out` copied; config.json stays."""
+    for file in out.iterdir():
+        if file.is_dir() and not file.is_symlink():
+            shutil.rmtree(file)
+        elif file.name != CONFIG:
+            file.unlink()

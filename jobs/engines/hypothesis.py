@@ -50,9 +50,11 @@ def served_as(
     version: str,
     engine_class: str | None,
     num_layers: int,
+    patch: str | None = None,
 ) -> ServedAs:
     """The drafter's config.json with ids for this wiring. Raises BadInput where the engine cannot be
-    told so, or where the wiring is of a kind that no config reaches.
+    told so, or where the wiring is of a kind that no config reaches. `patch` names what is laid over
+    the engine's source.
     """
     if other := wiring.untrained():
         raise BadInput(
@@ -68,10 +70,10 @@ def served_as(
             f"{engine} {version} cannot feed states {list(states)} to a drafter of {engine_class}: "
             f"{written.why}"
         )
-    if written.needs:
+    if written.needs and patch is None:
         raise BadInput(
-            f"{engine} {version} feeds states {list(states)} only with {written.needs}, and patched "
-            "sources are not run here yet; take a release that needs none"
+            f"{engine} {version} feeds states {list(states)} only with {written.needs}; give it: "
+            "engine.patch=embedding_capture, or one of your own: engine.patch=my.patch"
         )
     ids = written.ids
     told = f"states {list(states)}" if ids is None else f"ids {list(ids)} = states {list(states)}"
@@ -85,6 +87,8 @@ def served_as(
             *(REPLACED,) * (engine == "sglang" and wiring.embedding is Embedding.own),
             f"{engine} {version}, class {engine_class}: {told} ({written.why})",
             *written.notes,
+            *(f"this needs {written.needs}; {patch} is taken for it",)
+            * (written.needs is not None),
         ),
     )
 

@@ -5,7 +5,6 @@ The overlay is a folder in front of the engine's PYTHONPATH; the engine's own fi
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ import torch
 from torch import Tensor
 
 from eagle3.errors import BadInput
+from jobs.engines.laid_over import laid_over
 
-OVERLAY = Path(__file__).parent / "overlay"
 ARMED = "armed"
 SETTLE_S = 0.2  # for a call that had begun to write
 
@@ -42,12 +41,7 @@ class Recorder:
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """Variables for the server: the overlay in front of whatever its path was."""
-        path = given.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
-        return {
-            **given,
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(OVERLAY), path])),
-            "DRAFTER_RECORD": str(self.folder),
-        }
+        return laid_over(given, DRAFTER_RECORD=str(self.folder))
 
     def arm(self) -> None:
         """From here on calls are written."""

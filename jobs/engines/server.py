@@ -43,10 +43,13 @@ class Stopped:
     asked: int  # processes that got SIGTERM
     killed: int  # that did not heed it
     left: tuple[int, ...]  # pids that even SIGKILL did not end
+    note: str = ""  # what else is to be said of it
 
 
 class Server:
     """One started server. Use `stop` in every case; it may be called again."""
+
+    sees_all = True  # whether all its processes are known
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path

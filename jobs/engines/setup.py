@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,17 @@ from eagle3.wiring import Wiring
 from jobs import drafter_test
 from jobs.capture_states import read_prompts
 from jobs.engines import prompts
-from jobs.engines.attached import attach
+from jobs.engines.attached import attach, differences
 from jobs.engines.engine import Draft, Engine, Wanted
-from jobs.engines.hypothesis import ServedAs, installed, served_as
+from jobs.engines.hypothesis import ServedAs, class_there, installed, served_as
+from jobs.engines.launched import check_launch, in_container
+from jobs.engines.patched import Patched, overlaid, package_folder, patch_engine, read_patch
 from jobs.engines.records import Prompt, Request
 from jobs.engines.sglang import SGLang
+from jobs.engines.shipped import shipped
 from jobs.engines.simulated import WHY, simulating
 from jobs.engines.started import Patience, Running, started
+from jobs.engines.talk import ServerError
 from jobs.engines.vllm import VLLM
 from jobs.events import Events
 
@@ -62,7 +67,12 @@ class Setup:
         self.folder = events.path.parent / "engine"
         on_gpu = request["device"] != "cpu" and torch.cuda.is_available()
         self.device = "cuda" if on_gpu else "cpu"  # of the engine
+        # A person's own commands; None: the adapter's.
+        self.launched = asked["launch"] is not None
+        self.contained = self.launched and in_container(asked["launch"])
+        self.patched: Patched | None = None  # of the servers with a drafter, once it was read
         refuse_simulated(self.environment)
+        check_launch(asked)
 
     def source(self) -> Path:
         """The drafter's own folder."""
@@ -80,6 +90,8 @@ class Setup:
         name, url = self.asked["name"], self.asked["url"]
         if url is not None:
             version = attach(self.engine, url, "asked").facts.version or self.asked["version"]
+        elif self.launched:
+            version = self.asked["version"]  # what answers is held against it
         else:
             version = installed(name, self.python())
         if self.asked["version"] not in (None, version):
@@ -93,14 +105,35 @@ class Setup:
 
     def served(self, wiring: Wiring) -> ServedAs:
         """The wiring as the engine is told of it, in the release that is there."""
+        version = self.release()
+        self.read_patch(version)
         return served_as(
             read_json(self.source() / "config.json"),
             self.target,
             wiring,
             engine=self.asked["name"],
-            version=self.release(),
+            version=version,
             engine_class=self.asked["engine_class"],
             num_layers=self.alone.target.num_layers,
+            patch=self.patched.patch.name if self.patched else None,
+        )
+
+    def read_patch(self, version: str) -> None:
+        """Apply the patch that is asked for, if one is, to the engine that is there. Raises BadInput."""
+        if self.asked["patch"] is None:
+            return
+        name = self.asked["name"]
+        if (file := self.request["inputs"].get("patch")) is not None:
+            patch = read_patch(Path(file))
+        else:
+            there = class_there(name, self.asked["engine_class"], self.target)
+            patch = shipped(name, version, there)
+        self.folder.mkdir(exist_ok=True)
+        root = package_folder(name, self.python(), self.environment, self.folder)
+        self.patched = patch_engine(patch, root, name, version)
+        self.events.note(
+            f"the servers with the drafter run with the patch {patch.name} (sha256 {patch.sha256}) over "
+            f"{', '.join(module.path for module in self.patched.modules)}"
         )
 
     def on_its_own(self, case: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,20 +194,29 @@ class Setup:
         requests: Sequence[Request],
         more: Mapping[str, str] | None = None,
     ) -> Iterator[Running]:
-        """A started server of an arm, with `more` variables than all have."""
+        """A started server of an arm, with `more` variables than all have.
+
+        One with a drafter is patched, where a patch is asked for.
+        """
         wanted = Wanted(
             python=self.python(),
             target=self.target,
             port=0,
             draft=draft,
             flags=self.asked["flags"],
+            launch=self.asked["launch" if draft is not None else "baseline_launch"],
         )
         with ExitStack() as stack:
-            yield stack.enter_context(
+            environment, overlay = {**self.environment, **(more or {})}, None
+            if self.patched is not None and draft is not None:
+                folder = self.folder / f"patched-{label}-{number}"
+                overlay = stack.enter_context(overlaid(self.patched, folder))
+                environment = overlay.environment(environment)
+            running = stack.enter_context(
                 started(
                     self.engine,
                     wanted,
-                    {**self.environment, **(more or {})},
+                    environment,
                     self.folder,
                     label=label,
                     number=number,
@@ -183,6 +225,33 @@ class Setup:
                     say=self.events.note,
                 )
             )
+            if overlay is not None:
+                for file, count in overlay.check(label).items():
+                    self.events.note(
+                        f"{label}: {count} of its processes imported the patched {file}"
+                    )
+            if self.launched:
+                self.check_launched(running, draft)
+            yield running
+
+    def check_launched(self, running: Running, draft: Draft | None) -> None:
+        """Raises ServerError where a person's command starts something else than the hypothesis says."""
+        facts = running.facts
+        if self.contained:  # its paths are those of the container
+            facts = replace(facts, model=None, drafter=None)
+        problems = list(differences(facts, self.target, draft, None))
+        if facts.version is not None and plain(facts.version) != plain(self.asked["version"]):
+            problems.append(
+                f"it is {facts.engine} {facts.version}, but engine.version is {self.asked['version']}"
+            )
+        if problems:
+            key = "launch" if draft is not None else "baseline_launch"
+            raise ServerError(f"{running.label}: engine.{key}: {'; '.join(problems)}")
+
+
+def plain(version: str) -> str:
+    """A release without what a build adds to it."""
+    return version.partition("+")[0]
 
 
 def refuse_simulated(environment: Mapping[str, str]) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jobs.engines.container import Container, ended_by_sigterm
 from jobs.engines.engine import Engine, Wanted
+from jobs.engines.launched import filled, in_container
 from jobs.engines.ports import HOST, leased_port
 from jobs.engines.records import Facts, Request
-from jobs.engines.server import POLL_S, Server
+from jobs.engines.server import GRACE_S, POLL_S, Server
 from jobs.engines.talk import Address, ServerError
 
 Say = Callable[[str], None]
@@ -75,18 +77,24 @@ def started(
 
     Its log is `folder`/LABEL-NUMBER.log. Raises ServerError with the reason that the server gives.
     """
-    with leased_port() as port:
+    contained = wanted.launch is not None and in_container(wanted.launch)
+    with leased_port() as port, ended_by_sigterm() if contained else nullcontext():
         wanted = replace(wanted, port=port)
-        command = engine.command(wanted)
+        command = filled(wanted.launch, wanted) if wanted.launch else engine.command(wanted)
         address = Address(host=HOST, port=port)
         log = folder / f"{label}-{number}.log"
-        server = Server(command, environment, log, folder)
+        try:
+            server = (Container if contained else Server)(command, environment, log, folder)
+        except ServerError as error:
+            raise ServerError(f"{label}: {error}") from error
+        grace_s = GRACE_S
         try:
             say(f"{label}: {engine.name} is starting (pid {server.process.pid}, log {log})")
             try:
                 server.wait_until(lambda: engine.lacking(address), patience.start_s)
                 facts = engine.facts(address)
-                served_by_other(facts, wanted, address)
+                if not contained:  # where paths are those of its own
+                    served_by_other(facts, wanted, address)
                 running = Running(
                     label=label,
                     number=number,
@@ -108,12 +116,16 @@ def started(
                 f"{port}"
             )
             yield replace(running, ready_s=server.seconds)
+        except SystemExit:  # cancelled: whoever did it waits for some seconds only
+            grace_s = 0.0
+            raise
         finally:
-            stopped = server.stop()
+            stopped = server.stop(grace_s)
             unheeded = f", {stopped.killed} of them killed" if stopped.killed else ""
             say(
                 f"{label}: stopped in {stopped.seconds:.1f} s, {stopped.asked} processes{unheeded}"
                 + (f"; pid {list(stopped.left)} cannot be ended" if stopped.left else "")
+                + stopped.note
             )
 
 

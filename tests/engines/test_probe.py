@@ -68,6 +68,7 @@ def probed(
             **(started if url is None else running),
             "ids": ids,
             "url": url,
+            **{"patch": None, "launch": None, "baseline_launch": None},
         },
     }
     out.mkdir(exist_ok=True)

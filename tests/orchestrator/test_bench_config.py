@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from hydra.errors import HydraException
 
+from jobs.engines import shipped
 from orchestrator.check_bench import ENGINES, NOT_READ, OF_SERVERS, check_variables
 from orchestrator.errors import InputError
-from orchestrator.plan import inputs_of
+from orchestrator.plan import SHIPPED_PATCH, inputs_of
 from tests.orchestrator.test_config import resolved
 from tests.orchestrator.test_plan import DUMP, WIRED, request
 
@@ -20,6 +21,12 @@ SGLANG = (f"job={JOB}", "engine=sglang", *WIRED)
 PROBE = ("job=engine_probe", "engine=sglang", *WIRED)
 VLLM = (f"job={JOB}", "engine=vllm", *WIRED)
 TREE = ("job.topk=2", "job.draft_tokens=6")
+LAUNCH = "engine.launch=[serve,--port,'{port}','{drafter}']"
+BASELINE = "engine.baseline_launch=[serve,--port,'{port}']"
+DOCKER = "engine.launch=[docker,run,--name,a,-p,'{port}:1','{drafter}']"
+NAMED = (*SGLANG, "engine.version=0.5.23")
+LAUNCHED = (*NAMED, LAUNCH, BASELINE)
+CONTROL = "job.control=true"
 URL = "engine.url='http://gpu8:30000'"
 
 
@@ -36,6 +43,9 @@ def test_a_benchmark_is_asked_with_its_engine_its_draft_and_its_budget() -> None
         "accept_length": None,
         "python": None,
         "env": {},
+        "launch": None,
+        "baseline_launch": None,
+        "patch": None,
         "url": None,
         "baseline_url": None,
     }
@@ -75,6 +85,26 @@ def test_prompts_of_ones_own_are_pushed_and_named(tmp_path: Path) -> None:
 def test_prompts_that_are_not_there_are_an_error() -> None:
     with pytest.raises(InputError, match=r"job\.prompts"):
         inputs_of(resolved(*SGLANG, "job.prompts=/nowhere/asked.jsonl").config)
+
+
+def test_a_patch_of_ones_own_is_pushed_and_the_shipped_one_is_only_named(tmp_path: Path) -> None:
+    file = tmp_path / "my.patch"
+    file.write_text("--- a\n")
+    found = inputs_of(resolved(*SGLANG, f"engine.patch='{file}'").config)["patch"]
+    assert (found.path, found.file) == (str(file), "my.patch")
+    assert found.tree is not None
+    assert request(*SGLANG, f"engine.patch='{file}'")["inputs"]["patch"].endswith("/my.patch")
+    asked = request(*SGLANG, f"engine.patch={SHIPPED_PATCH}")
+    assert (asked["engine"]["patch"], asked["inputs"]["patch"]) == (shipped.NAME, None)
+
+
+@pytest.mark.parametrize("name", ["nowhere.patch", "."])
+def test_a_patch_that_is_no_file_is_an_error(name: str, tmp_path: Path) -> None:
+    config = resolved(*SGLANG, f"engine.patch='{tmp_path / name}'").config
+    with pytest.raises(
+        InputError, match=r"engine\.patch: .* is no file .* engine\.patch=embedding_c"
+    ):
+        inputs_of(config)
 
 
 def test_flags_and_environment_of_ones_own_are_handed_on() -> None:
@@ -168,6 +198,14 @@ def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
             [*SGLANG, URL, "engine.python=/opt/python"],
             "engine.python is for servers that are started, but engine.url names one that runs",
         ),
+        (
+            [*SGLANG, URL, f"engine.patch={SHIPPED_PATCH}"],
+            "engine.patch is for servers that are st",
+        ),
+        (
+            [*SGLANG, f"engine.patch={SHIPPED_PATCH}", "job.control=true"],
+            "engine.patch is for servers with the drafter, and job.control starts none; leave it out",
+        ),
         ([*SGLANG, URL, "+engine.env={A: b}"], "engine.env is for servers that are started"),
         ([*SGLANG, URL, "+engine.flags={a: b}"], "engine.flags is for servers that are started"),
         (
@@ -193,6 +231,70 @@ def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
         (
             [*SGLANG, *TREE, "job.control=true", "job.chain=true"],
             "job.chain has no drafter with job.control; leave one of them out",
+        ),
+        (
+            [*LAUNCHED, "job.simulate=true"],
+            "job.simulate starts servers of its own making, but engine.launch names one whole command",
+        ),
+        (
+            [*LAUNCHED, *TREE, "job.chain=true"],
+            "job.chain starts a server of its own making, but engine.launch names one whole command",
+        ),
+        # Commands of one's own.
+        (
+            [*NAMED, LAUNCH],
+            "engine.baseline_launch is missing: the server with the drafter and the one without need",
+        ),
+        ([*NAMED, BASELINE], "engine.launch is missing: the server with"),
+        (
+            [*NAMED, BASELINE, "engine.launch=[]"],
+            "engine.launch is missing: the server with the drafter",
+        ),
+        ([*LAUNCHED, URL], "engine.launch is for servers that are started, but engine.url names"),
+        *(
+            ([*LAUNCHED, setting], f"engine.{key} is for servers that the job itself puts together")
+            for key, setting in (
+                ("python", "engine.python=/opt/python"),
+                ("flags", "+engine.flags={a: b}"),
+                ("patch", f"engine.patch={SHIPPED_PATCH}"),
+            )
+        ),
+        ([*SGLANG, LAUNCH, BASELINE], "engine.launch starts a release that is not known before"),
+        (
+            [*NAMED, BASELINE, "engine.launch=[serve,'{drafter}']"],
+            "engine.launch has no {port}; the job chooses a free port, so write {port} where",
+        ),
+        (
+            [*NAMED, LAUNCH, "engine.baseline_launch=[serve]"],
+            "engine.baseline_launch has no {port}",
+        ),
+        (
+            [*NAMED, BASELINE, "engine.launch=[serve,'{port}']"],
+            "engine.launch has no {drafter}; the job",
+        ),
+        (
+            [*NAMED, LAUNCH, "engine.baseline_launch=[serve,'{port}','{drafter}']"],
+            "engine.baseline_launch has {drafter}, but is the server without one",
+        ),
+        (
+            [*NAMED, BASELINE, "engine.launch=[docker,run,-p,'{port}:1','{drafter}']"],
+            "engine.launch starts a container without --name NAME, by which it would be stopped",
+        ),
+        (
+            [*NAMED, BASELINE, "engine.launch=[docker,compose,up,'{port}','{drafter}']"],
+            "engine.launch: of docker, only `docker run --name NAME …` is understood",
+        ),
+        (
+            [*NAMED, DOCKER, "engine.baseline_launch=[docker,run,--name,a,'{port}']"],
+            "engine.launch and engine.baseline_launch both name their container a; they stand at",
+        ),
+        (
+            [*NAMED, LAUNCH, "engine.baseline_launch=[docker,run,--name,a,'{port}']", CONTROL],
+            "job.control starts engine.baseline_launch twice, and its container is named a; write",
+        ),
+        (
+            [*NAMED, BASELINE, DOCKER, "+engine.env={A: b}"],
+            "engine.env is not seen in the container of engine.launch; write it there: -e NAME=VALUE",
         ),
         # How much is asked.
         (
@@ -229,6 +331,15 @@ def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
             [*SGLANG, "+engine.env={A: hf_abcdefghijklmnop}"],
             "engine.env.A looks like a secret",
         ),
+        (
+            [*NAMED, BASELINE, f"{LAUNCH[:-1]},-e,'HF_TOKEN=abc']"],
+            "engine.launch: HF_TOKEN looks like a se",
+        ),
+        (
+            [*NAMED, BASELINE, f"{LAUNCH[:-1]},--api-key,abc]"],
+            "engine.launch: --api-key looks like a sec",
+        ),
+        ([*NAMED, LAUNCH, f"{BASELINE[:-1]},hf_abcdefghijklmnop]"], "looks like a secret"),
         ([*SGLANG, "+engine.flags={api-key: abc}"], "engine.flags.api-key looks like a secret"),
         (
             [*SGLANG, "engine.url='http://me:word@gpu8:30000'"],
@@ -260,6 +371,27 @@ def test_what_measures_no_engine_may_be_run_beside_a_simulation() -> None:
     resolved("job=inspect_data", "+host.env={SGLANG_SIMULATE_ACC_LEN: '3'}")
 
 
+def test_containers_may_be_named_by_their_port() -> None:
+    named = DOCKER.replace("--name,a", "--name,'a-{port}'")
+    resolved(*NAMED, named, "engine.baseline_launch=[docker,run,--name,'a-{port}']", CONTROL)
+
+
+def test_commands_of_ones_own_are_handed_on_as_they_are_written() -> None:
+    asked = request(*LAUNCHED, "+engine.env={A: b}")["engine"]
+    assert asked["launch"] == ["serve", "--port", "{port}", "{drafter}"]
+    assert asked["baseline_launch"] == ["serve", "--port", "{port}"]
+    named = request(*NAMED, BASELINE, f"{DOCKER[:-1]},-e,HF_TOKEN,--key-dim,'1']")["engine"][
+        "launch"
+    ]
+    assert named[-4:] == ["-e", "HF_TOKEN", "--key-dim", "1"]
+
+
+@pytest.mark.parametrize("override", [LAUNCH, BASELINE])
+def test_a_probe_starts_its_own_server(override: str) -> None:
+    with pytest.raises(InputError, match=r"launch is not read by job=engine_probe"):
+        resolved("job=engine_probe", "engine=sglang", *WIRED, override)
+
+
 def test_flags_that_only_sound_like_secrets_are_none() -> None:
     resolved(*SGLANG, "+engine.flags={max_total_tokens: 8192, tokenizer_path: /t, key_dim: 1}")
 
@@ -268,6 +400,9 @@ def test_flags_that_only_sound_like_secrets_are_none() -> None:
     "override",
     [
         "engine.python=/opt/python",
+        "engine.patch=my.patch",
+        LAUNCH,
+        BASELINE,
         "+engine.env={A: b}",
         URL,
         "engine.baseline_url='http://gpu8:30001'",

@@ -175,6 +175,16 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+@pytest.mark.parametrize("part", ["bench", "probe"])
+def test_a_patch_of_the_engine_is_filed_with_its_hash(part: str, runs: Path) -> None:
+    patch = {"name": "my.patch", "sha256": "ab12", "files": ["sglang/srt/models/llama.py"]}
+    folder = write_run(runs, "run-p", result={**result(), part: {"patch": patch}}, exit=EXIT)
+    params = read_run(folder).params
+    assert params["resolved.patch.name"] == "my.patch"
+    assert params["resolved.patch.sha256"] == "ab12"
+    assert "sglang/srt/models/llama.py" in params["resolved.patch.files"]
+
+
 def test_a_run_reads_back_as_its_folder_says(store: Store, runs: Path) -> None:
     folder = write_run(
         runs,

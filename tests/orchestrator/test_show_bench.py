@@ -91,6 +91,13 @@ def test_what_was_served_is_said_above_its_figures() -> None:
     )
 
 
+def test_a_patch_of_the_engine_is_said_and_none_is_not() -> None:
+    patch = {"name": "my.patch", "sha256": "0123456789abcdef", "files": ["vllm/a.py", "vllm/b.py"]}
+    text = answer(bench(patch=patch))
+    assert "patched  my.patch (0123456789ab) over vllm/a.py, vllm/b.py" in text
+    assert "patched" not in answer(bench(patch=None))
+
+
 def test_a_tree_is_said_with_its_shape() -> None:
     assert "; 4 steps, topk 2, 8 draft tokens; 16 prompts" in answer(bench(topk=2, draft_tokens=8))
 

@@ -1,5 +1,6 @@
 """Records what an engine feeds to the drafter's fc; laid over the engine's Python by PYTHONPATH.
 
+Where the engine is patched, its patched modules are served in front (`drafter_patched`).
 Nothing of the engine is changed on disk: once one of its modules with an EAGLE-3 drafter is imported,
 a hook in front of `fc` writes its input and one behind `logits_processor` the drafter's logits, while
 the file `armed` stands in the folder that DRAFTER_RECORD names. Each call is a file of its own,
@@ -130,6 +131,10 @@ def next_one() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-if FOLDER:
+if os.environ.get("DRAFTER_PATCHED"):
+    import drafter_patched  # type: ignore[import-not-found]  # beside this file, as on the path
+
+    sys.meta_path.insert(0, drafter_patched.finder())
+if FOLDER:  # in front of the patched modules, which are watched as well
     sys.meta_path.insert(0, Finder())
 next_one()

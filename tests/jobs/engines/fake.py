@@ -18,6 +18,7 @@ is of a request. With FAULTS_OF=drafted only a server with a drafter does it.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 FAULT, FAULTS_OF, STATES = "FAKE_FAULT", "FAKE_FAULTS_OF", "FAKE_STATES"
+IMPORTS = "FAKE_IMPORTS"
 VICTIM = 7
 WRONG_EVERY = 5
 SIMULATED = 100
@@ -300,6 +302,12 @@ def main(arguments: list[str]) -> None:
     if arguments[0] == "-I":  # in an interpreter's place it is asked for its release
         sys.stdout.write("0.5.23\n" if "sglang" in arguments else "0.32.0\n")
         return
+    if arguments[0] == "-c":  # or for something else, which an interpreter knows
+        sys.argv = ["-c", *arguments[2:]]
+        exec(arguments[1])
+        return
+    if module := os.environ.get(IMPORTS):  # as an engine imports the target's class
+        importlib.import_module(module)
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("-m", dest="module", required=True)
     parser.add_argument("--port", type=int, required=True)

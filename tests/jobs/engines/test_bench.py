@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,7 @@ class Bench:
         name: str = "sglang",
         engine: dict[str, Any] | None = None,
         budget: dict[str, Any] | None = None,
+        patch: str | None = None,
         layers: tuple[int, ...] = (0, 3, 5),
         open_job: Callable[..., Any] = engine_bench.open_job,
         **settings: Any,
@@ -48,7 +50,8 @@ class Bench:
         ends = {"pairs": 2, "least": 2, "precision": 0.0, "minutes": 60.0, "restarts": 4}
         asked: dict[str, Any] = {
             **{"name": name, "version": None, "engine_class": None, "flags": {}, "env": {}},
-            **{"python": self.python, "url": None, "baseline_url": None},
+            **{"python": self.python, "url": None, "baseline_url": None, "patch": None},
+            **{"launch": None, "baseline_launch": None},
         }
         request = {
             **{"device": "cpu", "steps": STEPS, "topk": 1, "draft_tokens": None, "seed": 0},
@@ -62,6 +65,7 @@ class Bench:
                 "drafter": {"path": str(self.desk.drafter), "layout": None},
                 "data": {**data, "target_argmax": None},
                 "prompts": str(self.prompts),
+                "patch": patch,
             },
             **settings,
         }
@@ -349,3 +353,119 @@ def test_states_that_cannot_be_fed_start_nothing(bench: Bench) -> None:
     with pytest.raises(BadInput, match=r"sglang 0\.5\.23 cannot feed states \[0, 3, 7\]"):
         bench.run(layers=(0, 3, LAYERS))
     assert "is starting" not in bench.said()
+
+
+CLASS = "sglang/srt/models/llama.py"
+DIFF = f"--- a/{CLASS}\n+++ b/{CLASS}\n@@ -1 +1 @@\n-SAID = 'as installed'\n+SAID = 'as patched'\n"
+
+
+@pytest.fixture
+def engine_source(tmp_path: Path) -> dict[str, str]:
+    """An engine's package on disk, and the environment in which its server imports the class."""
+    file = tmp_path / "site" / CLASS
+    file.parent.mkdir(parents=True)
+    for folder in list(file.parents)[:3]:
+        (folder / "__init__.py").touch()
+    file.write_text("SAID = 'as installed'\n")
+    return {"PYTHONPATH": str(tmp_path / "site"), fake.IMPORTS: "sglang.srt.models.llama"}
+
+
+def test_a_patch_is_laid_over_the_servers_with_the_drafter_and_is_recorded(
+    bench: Bench, engine_source: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "my.patch").write_text(DIFF)
+    result = bench.run(
+        engine={"env": engine_source, "patch": "my.patch"}, patch=str(tmp_path / "my.patch")
+    )
+    digest = hashlib.sha256(DIFF.encode()).hexdigest()
+    assert result["bench"]["patch"] == {"name": "my.patch", "sha256": digest, "files": [CLASS]}
+    for label in ("speculative", "fewer_steps"):
+        assert f"{label}: 1 of its processes imported the patched {CLASS}" in bench.said()
+    assert "baseline: 1 of its processes" not in bench.said()
+    assert (tmp_path / "site" / CLASS).read_text() == "SAID = 'as installed'\n"
+    assert list((tmp_path / "engine").glob("patched-*")) == []
+
+
+def test_a_patched_file_that_the_server_does_not_import_ends_the_run(
+    bench: Bench, engine_source: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "my.patch").write_text(DIFF)
+    del engine_source[fake.IMPORTS]
+    with pytest.raises(
+        BadInput, match=f"^speculative: {CLASS} of the patch my.patch was imported by none of the"
+    ):
+        bench.run(engine={"env": engine_source, "patch": "x"}, patch=str(tmp_path / "my.patch"))
+    assert bench.said().count("stopped in") == 2
+    assert list((tmp_path / "engine").glob("patched-*")) == []
+
+
+def test_a_patch_that_does_not_fit_starts_nothing(
+    bench: Bench, engine_source: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "my.patch").write_text(DIFF.replace("-SAID", "-SAYS"))
+    with pytest.raises(BadInput, match=f"does not fit sglang 0.5.23: {CLASS}, hunk 1 does not"):
+        bench.run(engine={"env": engine_source, "patch": "x"}, patch=str(tmp_path / "my.patch"))
+    with pytest.raises(BadInput, match="captures the embedding output without a patch; leave"):
+        bench.run(engine={"env": engine_source, "patch": "embedding_capture"})
+    assert "is starting" not in bench.said()
+
+
+def test_states_that_need_a_patch_are_fed_with_one_only(bench: Bench) -> None:
+    asked = {"name": "vllm", "engine_class": "kimi_k25"}
+    with pytest.raises(
+        BadInput, match=r"only with the embedding capture patch: .*engine\.patch=emb"
+    ):
+        bench.run("vllm", engine=asked)
+    assert "is starting" not in bench.said()
+
+
+DRAFTED = [
+    *(
+        "{model}",
+        "--speculative-algorithm",
+        "EAGLE3",
+        "--speculative-draft-model-path",
+        "{drafter}",
+    ),
+    *("--speculative-num-steps", str(STEPS), "--speculative-eagle-topk", "1"),
+    *("--speculative-num-draft-tokens", str(STEPS + 1)),
+]
+
+
+def launches(bench: Bench, **more: Any) -> dict[str, Any]:
+    """Commands of a person's own, in the place of all that the job would put together."""
+    words = [bench.python, "-m", "sglang.launch_server", "--port", "{port}", "--model-path"]
+    own = {"launch": [*words, *DRAFTED], "baseline_launch": [*words, "{model}"]}
+    return {"version": "0.5.23", "python": None, **own, **more}
+
+
+def test_servers_that_a_persons_commands_start_are_measured(bench: Bench) -> None:
+    result = bench.run(engine=launches(bench))
+    assert result["metrics"]["accept_length"]["value"] == 2.5
+    assert result["metrics"]["speedup"]["value"] > 0
+    assert arms(result) == [("baseline", 0), ("speculative", 0)]  # a command is one number of steps
+    assert bench.served()["eagle_config"][KEY] == [-1, 2, 4]
+    assert bench.said().count("stopped in") == 2
+
+
+def test_a_command_that_starts_something_else_is_not_measured(bench: Bench) -> None:
+    with pytest.raises(
+        BadInput,
+        match=r"^speculative: engine\.launch: its speculative_num_steps is 3, but the jo",
+    ):
+        bench.run(engine=launches(bench), steps=4)
+    other = bench.folder / "other"
+    other.mkdir()
+    with pytest.raises(
+        BadInput,
+        match=r"^baseline: engine\.baseline_launch: it is sglang 0\.5\.23, but engine\.version is",
+    ):
+        Bench(other, bench.python).run(engine=launches(bench, version="0.5.22"))
+
+
+def test_a_baseline_command_that_drafts_is_not_measured(bench: Bench) -> None:
+    own = launches(bench)
+    with pytest.raises(
+        BadInput, match=r"baseline_launch: it drafts \(EAGLE3\), but is to be the ba"
+    ):
+        bench.run(engine={**own, "baseline_launch": own["launch"]})

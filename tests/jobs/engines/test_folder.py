@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eagle3.errors import BadInput
-from jobs.engines.folder import lay_out
+from jobs.engines.folder import drop_copies, lay_out
 
 CONFIG = '{"hidden_size": 128}'
 
@@ -64,3 +64,17 @@ def test_a_folder_that_is_there_is_not_written_into(source: Path, tmp_path: Path
 def test_a_source_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"/nowhere cannot be laid out: No such file or directory"):
         lay_out(tmp_path / "nowhere", tmp_path / "out", {})
+
+
+def test_for_a_container_there_are_copies_that_go_again(source: Path, tmp_path: Path) -> None:
+    (source / "linked.bin").symlink_to(source / "model.safetensors")  # as in a cache of checkpoints
+    out = lay_out(source, tmp_path / "out", {"ids": [0, 3]}, copied=True)
+    assert not any(file.is_symlink() for file in out.rglob("*"))
+    assert (
+        (out / "linked.bin").read_bytes() == (out / "model.safetensors").read_bytes() == b"weights"
+    )
+    assert (out / "more" / "vocab.txt").read_text() == "words"
+    assert json.loads((out / "config.json").read_text()) == {"ids": [0, 3]}
+    drop_copies(out)
+    assert [file.name for file in out.iterdir()] == ["config.json"]
+    assert (source / "model.safetensors").read_bytes() == b"weights"

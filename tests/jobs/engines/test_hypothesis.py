@@ -44,6 +44,7 @@ def told(
     version: str = "0.5.23",
     config: dict[str, Any] = DRAFTER,
     engine_class: str | None = None,
+    patch: str | None = None,
     **wiring: Any,
 ) -> ServedAs:
     return served_as(
@@ -54,6 +55,24 @@ def told(
         version=version,
         engine_class=engine_class,
         num_layers=LAYERS,
+        patch=patch,
+    )
+
+
+def test_states_that_need_a_patch_are_told_with_one_and_refused_without(target: Path) -> None:
+    asked: dict[str, Any] = {"version": "0.5.12", "engine_class": "kimi_k25"}
+    with pytest.raises(
+        BadInput,
+        match=r"^sglang 0\.5\.12 feeds states \[0, 3, 31\] only with the embedding capture patch: .*; "
+        r"give it: engine\.patch=embedding_capture, or one of your own",
+    ):
+        told(target, [-1, 2, 30], **asked)
+    found = told(target, [-1, 2, 30], patch="my.patch", **asked)
+    assert found.ids == (-1, 2, 30)
+    assert found.notes[-1].startswith("this needs the embedding capture patch")
+    assert found.notes[-1].endswith("; my.patch is taken for it")
+    assert not any(
+        "my.patch" in n for n in told(target, [2, 30, 58], patch="my.patch", **asked).notes
     )
 
 

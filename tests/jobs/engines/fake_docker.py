@@ -1,0 +1,96 @@
+"""As much of docker's command line as a container's handle needs; its containers are processes.
+
+    fake_docker.py run [-d] --name NAME WORD…     what `docker stop` and `docker rm` take away again
+    fake_docker.py inspect|logs|stop|rm … NAME
+
+What runs is detached in any case, as a daemon's child is; its folder is FAKE_DOCKER in the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+FOLDER = "FAKE_DOCKER"
+POLL_S = 0.02
+
+
+def run(folder: Path, words: list[str]) -> int:
+    """Start a container: a process in a session of its own, whose parent does not stay."""
+    detached = words[0] == "-d"
+    words = words[detached:]
+    assert words[0] == "--name"
+    name, command = words[1], words[2:]
+    own = folder / name
+    try:
+        own.mkdir(parents=True)
+    except FileExistsError:
+        sys.stderr.write(f'docker: Error response from daemon: "/{name}" is already in use.\n')
+        return 125
+    if (between := os.fork()) == 0:
+        os.setsid()
+        if os.fork() != 0:
+            os._exit(0)
+        with (own / "log").open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        (own / "part").write_text(str(process.pid))
+        (own / "part").rename(own / "pid")
+        code = process.wait()
+        if own.exists():
+            (own / "code").write_text(str(code))
+        os._exit(0)
+    os.waitpid(between, 0)
+    while not (own / "pid").exists():
+        time.sleep(POLL_S)
+    if detached:
+        sys.stdout.write("0123456789abcdef\n")
+        return 0
+    while own.exists() and not (own / "code").exists():
+        time.sleep(POLL_S)
+    if own.exists():
+        sys.stderr.write((own / "log").read_text())
+    return 1
+
+
+def end(own: Path, *numbers: int) -> None:
+    """Signal a container's process until it has ended."""
+    pid = int((own / "pid").read_text())
+    for number in numbers:
+        if not (own / "code").exists():
+            os.kill(pid, number)
+            limit = time.monotonic() + 0.5
+            while not (own / "code").exists() and time.monotonic() < limit:
+                time.sleep(POLL_S)
+
+
+def main(words: list[str]) -> int:
+    """The exit code."""
+    folder, verb, name = Path(os.environ[FOLDER]), words[0], words[-1]
+    with (folder / "asked").open("a") as asked:
+        asked.write(" ".join(words[:4] if verb == "run" else words) + "\n")
+    if verb == "run":
+        return run(folder, words[1:])
+    own = folder / name
+    if not own.exists():
+        sys.stderr.write(f"Error: No such container: {name}\n")
+        return 1
+    if verb == "inspect":
+        sys.stdout.write("false\n" if (own / "code").exists() else "true\n")
+    elif verb == "logs":
+        sys.stdout.write((own / "log").read_text())
+    elif verb == "stop":
+        end(own, signal.SIGTERM, signal.SIGKILL)
+    elif verb == "rm":
+        end(own, signal.SIGKILL)
+        for file in own.iterdir():
+            file.unlink()
+        own.rmdir()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
