@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
 from eagle3.errors import BadInput
-from eagle3.metrics import Rate
 from eagle3.wiring import Wiring
 from jobs import drafter_test
-from jobs.engines import beside, breakdown, figures
+from jobs.engines import beside
 from jobs.engines.agreement import Agreement, agreement
-from jobs.engines.arms import BASELINE, FEWER, SPECULATIVE, Budget, Measured, block, together
+from jobs.engines.arms import BASELINE, SPECULATIVE, Budget, Measured, block, together
 from jobs.engines.attached import attach, differences, untold
 from jobs.engines.disturbance import look, on_gpus
 from jobs.engines.engine import Draft
@@ -27,7 +25,7 @@ from jobs.engines.folder import drop_copies, lay_out
 from jobs.engines.hypothesis import ServedAs
 from jobs.engines.kept import kept
 from jobs.engines.launched import launch_notes
-from jobs.engines.limits import Advice, Limits, advise, in_words, split
+from jobs.engines.level import level_of
 from jobs.engines.load import run_pass
 from jobs.engines.records import Pass, Request
 from jobs.engines.room import why_no_room
@@ -43,62 +41,6 @@ def open_job(request: Mapping[str, Any], events: Events) -> EngineBench:
     """Read what the drafter does alone, and find the engine."""
     alone = drafter_test.open_job(alone_request(request), events)
     return EngineBench(request, events, alone)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Level:
-    """Everything at one concurrency."""
-
-    concurrency: int
-    tok_s: figures.Interval
-    baseline: figures.Interval | None
-    speedup: figures.Interval | None
-    accept_length: Rate | None
-    stood: Sequence[float] | None
-    first_token_s: tuple[float, float]
-    decode_tok_s: float | None
-    tok_s_by_request: float
-    limits: Limits | None
-    advice: Advice | None
-    between_starts: float | None
-    by_context: Sequence[breakdown.Bucket]
-    over_time: Sequence[breakdown.Moment]
-    floor: beside.Simulated | None
-    ceiling: beside.Simulated | None
-    chain: beside.Chain | None
-
-    def plain(self) -> dict[str, Any]:
-        """As plain data."""
-        return {
-            "concurrency": self.concurrency,
-            "tok_s": self.tok_s.plain(),
-            "tok_s_baseline": self.baseline.plain() if self.baseline else None,
-            "speedup": self.speedup.plain() if self.speedup else None,
-            "accept_length": self.accept_length.plain() if self.accept_length else None,
-            "per_position": list(self.stood) if self.stood else None,
-            "first_token_s": {"median": self.first_token_s[0], "p95": self.first_token_s[1]},
-            "decode_tok_s": self.decode_tok_s,
-            "tok_s_by_request": self.tok_s_by_request,
-            "limits": self.limits.plain() if self.limits else None,
-            "advice": self.advice.plain() if self.advice else None,
-            "limit_in_words": in_words(self.limits, self.advice) if self.limits else [],
-            "between_starts": self.between_starts,
-            "by_context": [bucket.plain() for bucket in self.by_context],
-            "over_time": [moment.plain() for moment in self.over_time],
-            "parts_in_words": breakdown.in_words(self.by_context, self.over_time),
-            "floor": self.floor.plain() if self.floor else None,
-            "ceiling": self.ceiling.plain() if self.ceiling else None,
-            "chain": self.chain.plain() if self.chain else None,
-            "beside_in_words": [
-                *beside.simulated_in_words(
-                    self.floor,
-                    self.ceiling,
-                    self.tok_s.value,
-                    self.baseline.value if self.baseline else None,
-                ),
-                *beside.chain_in_words(self.chain, self.tok_s.value, self.accept_length),
-            ],
-        }
 
 
 class EngineBench:
@@ -290,55 +232,6 @@ class EngineBench:
 
     # What it comes to.
 
-    def level(self, measured: Measured, concurrency: int) -> Level:
-        """The figures at one concurrency."""
-        drafted = measured.of(SPECULATIVE, concurrency)
-        plain = measured.of(BASELINE, concurrency)
-        fewer = measured.of(FEWER, concurrency)
-        most, seed = self.steps + 1, int(self.request["seed"])
-        length = figures.accept_length(drafted, most, seed)
-        stood = figures.per_position(drafted, self.steps)
-        limits = advice = None
-        step_s, round_s = figures.token_s(plain) if plain else None, figures.round_s(drafted)
-        if step_s and round_s and length:
-            limits = Limits(
-                concurrency=concurrency,
-                step_s=step_s,
-                round_s=round_s,
-                accept_length=length.value,
-                steps=self.steps,
-            )
-            if fewer and (other := figures.round_s(fewer)) and self.topk == 1:
-                limits = split(limits, 1, other)
-            advice = advise(limits, stood) if stood else None
-        token_s = figures.token_s(drafted)
-        told = beside.lengths(self.setup.draft(self.setup.source()))
-        floor, ceiling = (
-            beside.simulated_at(measured.of(arm, concurrency), told[arm], most, limits, seed)
-            for arm in (beside.FLOOR, beside.CEILING)
-        )
-        return Level(
-            concurrency=concurrency,
-            tok_s=figures.typical([figures.tok_s(p) for p in drafted]),
-            baseline=figures.typical([figures.tok_s(p) for p in plain]) if plain else None,
-            speedup=measured.speedup(concurrency),
-            accept_length=length,
-            stood=stood,
-            first_token_s=figures.first_token_s(drafted),
-            decode_tok_s=1 / token_s if token_s else None,
-            tok_s_by_request=statistics.fmean(map(figures.tok_s_by_request, drafted)),
-            limits=limits,
-            advice=advice,
-            between_starts=measured.between_starts(concurrency),
-            by_context=breakdown.by_context(drafted, plain, most, seed),
-            over_time=breakdown.over_time(drafted, most, seed),
-            floor=floor,
-            ceiling=ceiling,
-            chain=beside.chain_at(
-                measured.of(beside.CHAIN, concurrency), drafted, self.steps, seed
-            ),
-        )
-
     def answer(
         self,
         alone: Mapping[str, Any],
@@ -347,7 +240,9 @@ class EngineBench:
         requests: Sequence[Request],
     ) -> dict[str, Any]:
         """The result: metrics of the first concurrency, and everything below `bench`."""
-        levels = [self.level(measured, c) for c in self.levels]
+        draft = self.setup.draft(self.setup.source())
+        seed = int(self.request["seed"])
+        levels = [level_of(measured, c, draft, seed) for c in self.levels]
         first = levels[0]
         metrics = {
             name: figure.plain()
@@ -397,7 +292,7 @@ class EngineBench:
                 "states": list(served.states),
                 "steps": self.steps,
                 "topk": self.topk,
-                "draft_tokens": self.setup.draft(self.setup.source()).verified,
+                "draft_tokens": draft.verified,
                 "prompts": len(requests),
                 **kept(requests, measured.of(SPECULATIVE, self.levels[0])),
                 "levels": [v.plain() for v in levels],

@@ -107,6 +107,7 @@ class Files(Desk):
         engine: dict[str, Any] = {
             **{"name": name, "version": None, "engine_class": None, "flags": {}, "env": {}},
             **{"python": None, "url": url, "baseline_url": None, "ids": None},
+            **{"patch": None, "launch": None, "baseline_launch": None},
         }
         request = {
             **{"device": "cpu", "steps": STEPS, "topk": 1, "draft_tokens": None, "seed": 0},
