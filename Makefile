@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python
 # uv reads its own settings, not pip's: pass on where pip was told to look for packages.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
-.PHONY: setup run test test-runs test-ssh test-peers test-engines check bench bench-diagnosis lab clean
+.PHONY: setup run test test-runs test-ssh test-peers test-engines check bench bench-engines bench-diagnosis lab clean
 
 setup: $(VENV)/.done
 
@@ -52,6 +52,11 @@ bench: setup
 	$(RUN) bench/push.py
 	$(RUN) -m bench.wiring_search --draws 6 --seed 1
 	$(RUN) -m bench.diagnosis --sample 40 --seed 1
+
+# The advice on a drafter's flags beside what real engines then do, with delays put into them.
+bench-engines: setup
+	$(RUN) -m tests.engines.setup_engines
+	$(RUN) -m bench.engine_advice
 
 # Every case of the fault bench, then those that no threshold was fixed on: two hours.
 bench-diagnosis: setup
