@@ -102,7 +102,8 @@ class EngineProbe:
         replayed = None
         if server is None:
             replayed = self.replayed(wiring, seen)
-            notes = [*self.said(seen, made, fed), replayed.in_words if replayed else NOT_REPLAYED]
+            notes = self.said(seen, made, fed)
+            notes += [replayed.in_words] if replayed else []
         else:
             notes = [*self.said_of(server, seen, made, fed), *unsettled(chunks)]
         for line in (*(c.in_words for c in chunks), *notes):
@@ -112,8 +113,8 @@ class EngineProbe:
         comparable = None if self.request["inputs"].get("prompts") else alone
         behind = "fc" if server is None else "where the target's states are handed over"
         where, why = fault_of(told.states, fed, served, comparable, shift, behind)
-        if where == "engine" and replayed is not None:
-            why += f"; {replayed.in_words}"
+        if replayed is not None:
+            where, why = with_replay(where, why, replayed)
         evidence = RECORDED if server is None else RETURNED
         findings = [] if where != "config" else [self.finding(told, fed, evidence)]
         metrics = {
@@ -194,10 +195,15 @@ class EngineProbe:
         return found
 
     def replayed(self, wiring: Wiring, seen: Sequence[Rows]) -> Replay | None:
-        """The recorded input through the drafter alone; None where no logits were recorded."""
+        """The recorded input through the drafter alone; None, which is said, where that cannot be."""
         if not (takes := takes_of(seen)):
+            self.events.note(NOT_REPLAYED)
             return None
-        return replay(self.alone.checkpoint, self.alone.target, wiring, takes)
+        try:
+            return replay(self.alone.checkpoint, self.alone.target, wiring, takes)
+        except BadInput as error:
+            self.events.note(f"what was recorded is not replayed: {error}")
+            return None
 
     def norm_weight(self) -> Tensor | None:
         """What norms in front of fc multiply its input by, [A·H]; None: there are none."""
@@ -319,6 +325,17 @@ def fault_of(
     if alone["high"] < DEAD:
         return "head", f"it is fed as the wiring says, and {both}: the drafter itself is no better"
     return "none", f"it is fed as the wiring says, and {both}"
+
+
+def with_replay(where: str, why: str, replayed: Replay) -> tuple[str, str]:
+    """The fault beside what the engine makes of its input: whoever makes something else of the right
+    states is at fault, however little of that shows in a few prompts' accept lengths.
+    """
+    if where in ("none", "head") and replayed.named is not None:
+        return "engine", f"{replayed.in_words}; {why}"
+    if where in ("engine", "undecided"):
+        return where, f"{why}; {replayed.in_words}"
+    return where, why
 
 
 def place_of(rule: Any) -> str:

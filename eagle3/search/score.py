@@ -285,7 +285,8 @@ class Scorer:
         if wiring.head is Head.own:
             head_of(self.checkpoint, self.target, Head.own, drafter.d2t)  # says where there is none
             return drafter.lm_head.weight
-        if wiring.d2t not in self._heads:
+        made = self._heads.get(wiring.d2t)
+        if made is None:
             rows = self.to_target(wiring.d2t).clamp(min=0)
             size = len(rows) * self.target.hidden * 4
             if (len(self._heads) + 1) * size > KEPT_BYTES:
@@ -293,8 +294,7 @@ class Scorer:
             made = head_of(self.checkpoint, self.target, Head.target, rows)
             assert made is not None
             self._heads[wiring.d2t] = made
-            return made
-        return self._heads[wiring.d2t]
+        return made
 
     # The first step.
 

@@ -138,9 +138,8 @@ class Chain:
     accept_length: Rate | None
     tok_s: float
     decode_tok_s: float | None
-    better: (
-        str | None
-    )  # "chain" or "tree"; None: by less than NOTABLE, or than the tree's passes differ
+    # "chain" or "tree"; None: by less than NOTABLE, or than the tree's passes differ, or disturbed.
+    better: str | None
 
     def plain(self) -> dict[str, Any]:
         """As plain data."""
@@ -156,12 +155,13 @@ def chain_at(passes: Sequence[Pass], tree: Sequence[Pass], steps: int, seed: int
     found = figures.typical([figures.tok_s(p) for p in passes]).value
     low, high = one_more([figures.tok_s(p) for p in tree])
     low, high = low * (1 - NOTABLE), high * (1 + NOTABLE)
+    better = "chain" if found > high else "tree" if found < low else None
     return Chain(
         steps=steps,
         accept_length=figures.accept_length(passes, steps + 1, seed),
         tok_s=found,
         decode_tok_s=1 / seconds if seconds else None,
-        better="chain" if found > high else "tree" if found < low else None,
+        better=None if any(p.disturbed for p in passes) else better,
     )
 
 
@@ -182,7 +182,7 @@ def chain_in_words(chain: Chain | None, tree_tok_s: float, tree_length: Rate | N
     if chain is None:
         return []
     verdict = (
-        "the tree's own passes differ by as much, so that neither is better"
+        "passes of the same flags differ by as much or were disturbed, so that neither is better"
         if chain.better is None
         else f"the {chain.better} is better here"
     )

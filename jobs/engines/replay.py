@@ -25,6 +25,7 @@ from jobs.engines.probing import Rows
 
 SAME = 0.02  # error of logits that only rounding tells apart, in float32
 OF_NOISE = 3.0  # times a repeat's error that is still the same
+MOST_NOISE = 0.05  # a repeat's error from which nothing is told
 AHEAD = 0.5  # of the next one's error, below which a change is named
 # What stands in front of fc, behind the first step, or picks no other logits.
 NOT_SEEN = (STATES, "fc_input", "feedback", "positions", "d2t")
@@ -59,11 +60,11 @@ class Replayed:
     """How a wiring's logits differ from the recorded ones."""
 
     changed: tuple[str, ...]  # against the hypothesis; empty: the hypothesis itself
-    error: float  # ‖ours - theirs‖ / ‖theirs‖, both without their mean
+    error: float  # ‖ours - theirs‖ / ‖theirs‖, both without their mean; infinite: of no numbers
 
     def plain(self) -> dict[str, Any]:
         """As plain data."""
-        return {"changed": list(self.changed), "error": self.error}
+        return {"changed": list(self.changed), "error": finite(self.error)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +77,18 @@ class Replay:
     takes: int
 
     @property
+    def told(self) -> bool:
+        """Whether anything can be told: the logits are numbers, and a repeat gives them again."""
+        return self.noise <= MOST_NOISE
+
+    @property
     def same(self) -> bool:
         """Whether the engine computes what the wiring says."""
         return self.is_same(self.own)
 
     def is_same(self, of: Replayed) -> bool:
         """Whether no more than rounding tells these logits from the engine's."""
-        return math.isfinite(of.error) and of.error <= max(SAME, OF_NOISE * self.noise)
+        return self.told and of.error <= max(SAME, OF_NOISE * self.noise)
 
     @property
     def named(self) -> Replayed | None:
@@ -96,32 +102,31 @@ class Replay:
     @property
     def in_words(self) -> str:
         """What it says, in one sentence."""
+        if not self.told:
+            return (
+                "whether the engine makes of its input what the drafter alone makes is not told: the "
+                "logits of a repeat are others, or no numbers"
+            )
         beside = f"error {self.own.error:.3f}, a repeat {self.noise:.3f}"
         if self.same:
             return (
                 f"of its input the engine makes the logits that the drafter alone makes ({beside})"
             )
+        other = f"of its input the engine makes other logits than the drafter alone ({beside})"
         if (named := self.named) is not None:
-            return (
-                f"of its input the engine makes other logits than the drafter alone ({beside}): those "
-                f"of {', '.join(named.changed)} (error {named.error:.3f})"
-            )
-        closest = (
-            f", the closest {', '.join(self.others[0].changed)} ({self.others[0].error:.3f})"
-            if self.others
-            else ""
-        )
-        return (
-            f"of its input the engine makes other logits than the drafter alone ({beside}), and no "
-            f"single change of the wiring gives them{closest}"
-        )
+            return f"{other}: those of {in_line(named)}"
+        if alike := [r for r in self.others if self.is_same(r)]:
+            return f"{other}: those of one of {'; '.join(map(in_line, alike))}"
+        closest = f", the closest {in_line(self.others[0])}" if self.others else ""
+        return f"{other}, and no single change of the wiring gives them{closest}"
 
     def plain(self) -> dict[str, Any]:
-        """As plain data."""
+        """As plain data; an error of no numbers is None."""
         return {
+            "told": self.told,
             "same": self.same,
-            "error": self.own.error,
-            "noise": self.noise,
+            "error": finite(self.own.error),
+            "noise": finite(self.noise),
             "named": None if self.named is None else list(self.named.changed),
             "others": [other.plain() for other in self.others[:5]],
             "takes": self.takes,
@@ -129,14 +134,33 @@ class Replay:
         }
 
 
+def finite(error: float) -> float | None:
+    """An error as a result file can hold it."""
+    return error if math.isfinite(error) else None
+
+
+def in_line(replayed: Replayed) -> str:
+    """'residual=raw (error 0.003)'."""
+    return f"{', '.join(replayed.changed)} (error {replayed.error:.3f})"
+
+
 @torch.no_grad()
 def replay(
     checkpoint: DrafterCheckpoint, target: TargetParts, wiring: Wiring, takes: Sequence[Take]
 ) -> Replay:
-    """Every single change of the wiring that shows in the first step, on the same input."""
+    """The wiring and every single change of it that shows in the first step, on the same input.
+
+    Raises BadInput where the wiring itself cannot be run, or the logits are not of this drafter.
+    """
     if not takes:
         raise BadInput("no logits of the drafter were recorded, so that nothing can be replayed")
+    width = checkpoint.drafter.shape.draft_vocab
+    if unlike := {len(take.logits) for take in takes} - {width}:
+        raise BadInput(
+            f"the engine's drafter makes {min(unlike)} logits a row, but its head has {width} rows here"
+        )
     wiring = wiring.resolved(checkpoint.form)
+    connect(checkpoint, target, wiring)
     theirs = torch.cat([centred(take.logits) for take in takes])
     again = torch.cat([centred(take.again) for take in takes])
     found = []

@@ -150,3 +150,4 @@ def test_what_sglang_does_otherwise_with_the_second_drafter_is_named(
     # Its residual is normed, which SGLang has no place for.
     assert not probe["replay"]["same"]
     assert probe["replay"]["named"] == ["residual=raw"]
+    assert probe["where"] == "engine"

@@ -184,7 +184,7 @@ def test_the_chains_figures_stand_beside_the_trees() -> None:
     ]
     (line,) = chain_in_words(replace(found, better=None), 4.0, None)
     assert line.endswith(
-        "at none: the tree's own passes differ by as much, so that neither is better"
+        "passes of the same flags differ by as much or were disturbed, so that neither is better"
     )
     assert chain_in_words(None, 4.0, None) == []
     assert chain_at([], [one_pass()], 3, 0) is None

@@ -14,8 +14,10 @@ from eagle3.checkpoint import DrafterCheckpoint
 from eagle3.connect import connect
 from eagle3.errors import BadInput
 from eagle3.target import TargetParts
-from eagle3.wiring import Concat, Residual, Rotation, Wiring
+from eagle3.wiring import Concat, Embedding, Residual, Rotation, Wiring
+from jobs.engine_probe import with_replay
 from jobs.engines.replay import Take, replay
+from jobs.worker import flaw
 from tests.eagle3.searchable import PLAIN, STATES, checkpoint
 from tests.eagle3.wired import target_of
 
@@ -106,6 +108,50 @@ def test_logits_that_are_no_numbers_are_like_nothing(target: TargetParts) -> Non
     found = replay(own, target, HYPOTHESIS, broken)
     assert not found.same
     assert found.named is None
+    assert "is not told" in found.in_words
+    assert flaw(found.plain(), "replay") is None  # a result file can hold it
+
+
+def test_of_a_repeat_that_differs_nothing_is_told(target: TargetParts) -> None:
+    own = checkpoint(PLAIN)
+    served = replace(HYPOTHESIS, residual=Residual.normed)
+    found = replay(own, target, HYPOTHESIS, takes(own, target, served, 1.0))
+    assert found.noise > 0.1
+    assert not found.same
+    assert found.named is None
+    assert "is not told" in found.in_words
+
+
+def test_a_hypothesis_that_cannot_be_run_is_refused(target: TargetParts) -> None:
+    own = replace(checkpoint(PLAIN), embedding=None)
+    recorded = takes(own, target, HYPOTHESIS)
+    with pytest.raises(BadInput, match="embedding"):
+        replay(own, target, replace(HYPOTHESIS, embedding=Embedding.own), recorded)
+
+
+def test_logits_of_another_width_are_refused(target: TargetParts) -> None:
+    own = checkpoint(PLAIN)
+    recorded = [
+        replace(take, logits=take.logits[:-1], again=take.again[:-1])
+        for take in takes(own, target, HYPOTHESIS)
+    ]
+    width = PLAIN.draft_vocab
+    with pytest.raises(BadInput, match=f"makes {width - 1} logits a row, but its head has {width}"):
+        replay(own, target, HYPOTHESIS, recorded)
+
+
+@pytest.mark.parametrize("where", ["none", "head"])
+def test_an_engine_that_makes_something_else_is_at_fault(target: TargetParts, where: str) -> None:
+    own = checkpoint(PLAIN)
+    served = replace(HYPOTHESIS, residual=Residual.normed)
+    other = replay(own, target, HYPOTHESIS, takes(own, target, served))
+    fault, why = with_replay(where, "it is fed as the wiring says", other)
+    assert fault == "engine"
+    assert "those of residual=normed" in why
+    same = replay(own, target, HYPOTHESIS, takes(own, target, HYPOTHESIS))
+    assert with_replay(where, "because", same) == (where, "because")
+    assert with_replay("config", "because", other) == ("config", "because")
+    assert with_replay("engine", "because", same)[1].startswith("because; of its input the engine")
 
 
 def test_without_a_recording_there_is_no_replay(target: TargetParts) -> None:
