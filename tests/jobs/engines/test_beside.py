@@ -170,6 +170,15 @@ def test_which_is_better_is_said_where_it_is_more_than_the_trees_spread(
     assert beside_tree(chain_s, *tree_s).better == better
 
 
+def test_a_disturbed_chain_is_not_called_better() -> None:
+    tree = [one_pass(answered(12), wall_s=4.0), one_pass(answered(12), wall_s=4.0)]
+    chain = one_pass(answered(12), wall_s=2.0, arm=CHAIN)
+    for disturbed, better in (((), "chain"), (("another process",), None)):
+        found = chain_at([replace(chain, disturbed=disturbed)], tree, 3, 0)
+        assert found is not None
+        assert found.better == better
+
+
 def test_the_chains_figures_stand_beside_the_trees() -> None:
     found = beside_tree(4.0, 3.0, 3.0)
     plain = found.plain()
