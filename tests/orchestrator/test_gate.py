@@ -185,11 +185,20 @@ def test_what_cannot_be_read_or_held_is_said_before_anything_is_started(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_hypothesis_that_nothing_is_stored_of_is_not_run(place: Place, capsys: Output) -> None:
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("job.steps=3", "differs in steps (4 there, 3 here)"),
+        ("engine.patch=/mine/my.patch", "differs in patch (null there, my.patch here)"),
+    ],
+)
+def test_a_hypothesis_that_nothing_is_stored_of_is_not_run(
+    changed: str, said: str, place: Place, capsys: Output
+) -> None:
     place.store(place.run("first"))
-    arguments = [f"golden={place.golden}", *EXPERIMENT, "job.steps=3", f"results={place.results}"]
+    arguments = [f"golden={place.golden}", *EXPERIMENT, changed, f"results={place.results}"]
     assert main(["gate", *arguments]) == 2
-    assert "differs in steps (4 there, 3 here)" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
     assert len(list((place.results / "runs").iterdir())) == 1
 
 

@@ -75,7 +75,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "patch": (
         {"overrides": ("engine.patch=/mine/my.patch",), "patch": {"sha256": "1" * 64}},
-        "differs in patch_digest (null there, sha256:111111111111… here) and patch (null there, my.patch",
+        "differs in patch_digest (null there, sha256:111111111111… here) and patch (null there, my.",
     ),
     "shipped": (
         {"overrides": ("engine.patch=embedding_capture",), "patch": {"sha256": "1" * 64}},
