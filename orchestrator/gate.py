@@ -16,7 +16,7 @@ from rich.table import Table
 
 from orchestrator.errors import InputError
 from orchestrator.gate_check import Held, hold
-from orchestrator.gate_figure import JOB, Figure, Gated, gated, stated
+from orchestrator.gate_figure import JOB, LEAST_PROMPTS, Figure, Gated, gated, stated
 from orchestrator.gate_file import no_entry, read_golden, stored, with_figure, write_golden
 from orchestrator.paths import RunPaths
 from orchestrator.runs import exit_code, find_run, results_of
@@ -33,7 +33,8 @@ engine version, as after an upgrade of the engine.
            draft, answer length, concurrency and flags
   run      a run that has ended: its id, a part of it, its folder, or `last`; left out: the
            hypothesis that is named, in the words of the plain command, is run first
-  store    true keeps the figure in FILE under its engine version, unless it is clearly lower
+  store    true keeps the figure in FILE under its engine version, unless it is clearly lower than any
+           or lower than that version's own
 
 Exit code 0: as stored, or not clearly lower than any stored version; 3: clearly lower; 2: nothing
 to hold it against, or no figure to hold; 1: the run was not answered."""
@@ -141,6 +142,11 @@ def check_before(asked: Asked, config: dict[str, Any]) -> None:
         raise InputError(f"the gate checks runs of job={JOB}, not job={job['name']}")
     if job["control"]:
         raise InputError("job.control=true has no drafter in it; the gate has nothing to hold")
+    if job["max_prompts"] < LEAST_PROMPTS:
+        raise InputError(
+            f"job.max_prompts={job['max_prompts']} is too few for the gate, since even a halving could "
+            f"be chance; ask at least {LEAST_PROMPTS}"
+        )
     if config["detach"]:
         raise InputError(
             "the gate waits for the answer; leave detach=true out, or check the run later: run=RUN"
@@ -150,7 +156,7 @@ def check_before(asked: Asked, config: dict[str, Any]) -> None:
         return
     told = stated(config)
     entries = (data or {"entries": []})["entries"]
-    known = [{part: entry["key"].get(part) for part in told} for entry in entries]
+    known = [{p: entry["key"][p] for p in told if p in entry["key"]} for entry in entries]
     if told not in known:
         near = [{**entry, "key": key} for entry, key in zip(entries, known, strict=True)]
         raise InputError(no_entry(asked.golden, {"entries": near}, told))
@@ -179,10 +185,26 @@ def check(show: Show, asked: Asked, folder: Path) -> int:
         return LOWER
     if held:
         show.line(passed(run, held, asked), style="green")
-    if asked.store and not any(one.equal and one.version == run.version for one in held):
-        write_golden(asked.golden, with_figure(data, run))
-        show.line(f"stored   {run.key['engine']} {run.version} in {asked.golden}")
+    if asked.store:
+        store(show, asked.golden, data, run, held)
     return 0
+
+
+def store(
+    show: Show, golden: Path, data: dict[str, Any] | None, run: Gated, held: Sequence[Held]
+) -> None:
+    """Keep a run's figure, unless the same version's stored one is equal or higher."""
+    for one in held:
+        if one.version == run.version and one.equal:
+            return
+        if one.version == run.version and one.value < 0:
+            show.line(
+                f"kept     the stored figure of {run.version}, since this one is {-one.value:.3f} "
+                f"lower; to accept that, take {run.version} out of {golden} and store again"
+            )
+            return
+    write_golden(golden, with_figure(data, run))
+    show.line(f"stored   {run.key['engine']} {run.version} in {golden}")
 
 
 def show_held(show: Show, golden: Path, run: Gated, held: Sequence[Held]) -> None:
@@ -227,8 +249,11 @@ def passed(run: Gated, held: Sequence[Held], asked: Asked) -> str:
         names = " and ".join(one.version for one in held if one.higher)
         said = f"more is accepted than {names} did"
     else:
-        said = "it differs, but is not clearly lower: the interval of the difference holds 0"
-    better = any(one.higher for one in held)
-    new = all(one.version != run.version for one in held)
-    hint = "; store=true would keep it" if (better or new) and not asked.store else ""
+        fall = -min(one.low for one in held if not one.equal)
+        said = (
+            "it differs, but is not clearly lower: the interval of the difference holds 0, and with it "
+            f"a fall of up to {fall:.3f}"
+        )
+    better = all(one.higher for one in held if one.version == run.version)  # or it is new
+    hint = "; store=true would keep it" if better and not asked.store else ""
     return f"passed   {said}{hint}"

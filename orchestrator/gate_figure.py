@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError
 from orchestrator.paths import RunPaths
+from orchestrator.plan import SHIPPED_PATCH
 from orchestrator.runs import config_of, read_record, record_of, reference
 
 JOB = "engine_bench"
-LEAST_PROMPTS = 2  # one says nothing about the spread between prompts
+# Of answers of one length, up to 8 steps: however they are spread, a halving of all is clearly lower.
+LEAST_PROMPTS = 6
+# In a command an image's or folder's release is the engine's version, which is no part of a key.
+RELEASE = re.compile(r"v?\d+\.\d+\.\d+(\.?(a|b|rc|post|dev)\d+)*|@sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +89,13 @@ def gated(paths: RunPaths) -> Gated:
             f"run {run} does not say which prompts it asked, since an older engine_bench made it; run "
             "it again"
         )
-    if bench["prompts"] < LEAST_PROMPTS:
-        raise InputError(
-            f"run {run} asked one prompt, which says nothing about others; ask at least "
-            f"{LEAST_PROMPTS}: job.max_prompts"
-        )
     counts = bench["counts"]
+    counted = bench["prompts"] if counts is None else sum(1 for n in counts["rounds"] if n)
+    if counted < LEAST_PROMPTS:
+        raise InputError(
+            f"run {run} has rounds of {counted} {'prompt' if counted == 1 else 'prompts'}, of which "
+            f"even a halving could be chance; ask at least {LEAST_PROMPTS}: job.max_prompts"
+        )
     if counts is None:
         raise InputError(
             f"run {run} was counted for all requests together, so that no difference could be told from "
@@ -113,9 +122,34 @@ def stated(config: Mapping[str, Any]) -> dict[str, Any]:
         "draft_tokens": job["draft_tokens"] or job["steps"] + 1,
         "ignore_eos": job["ignore_eos"],
         "concurrency": job["concurrency"][0],  # at which the accept length is counted
-        "server": "started" if engine["url"] is None else "found running",
+        "server": server_of(engine),
+        "launch": launch_digest(engine),
+        "patch": None if engine.get("patch") is None else Path(engine["patch"]).name,
         "flags": {name.lstrip("-").replace("-", "_"): v for name, v in engine["flags"].items()},
     }
+
+
+def server_of(engine: Mapping[str, Any]) -> str:
+    """Whose server it is."""
+    if engine["url"] is not None:
+        return "found running"
+    return "started" if engine.get("launch") is None else "launched"
+
+
+def launch_digest(engine: Mapping[str, Any]) -> str | None:
+    """Of the words of both commands of one's own, without releases; None where there are none."""
+    commands = [engine.get(key) for key in ("launch", "baseline_launch")]  # older runs have none
+    if commands == [None, None]:
+        return None
+    words = [[RELEASE.sub("", word) for word in command or ()] for command in commands]
+    return f"sha256:{hashlib.sha256(json.dumps(words).encode()).hexdigest()}"
+
+
+def patch_digest(config: Mapping[str, Any], bench: Mapping[str, Any]) -> str | None:
+    """Of one's own patch; the one that is shipped is another file for each release."""
+    if config["engine"].get("patch") in (None, SHIPPED_PATCH):
+        return None
+    return f"sha256:{bench['patch']['sha256']}"
 
 
 def key_of(config: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,6 +163,7 @@ def key_of(config: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, An
         "number_of_prompts": bench["prompts"],
         "new_tokens": one_or_all(bench["new_tokens"]),
         "states": bench["states"],
+        "patch_digest": patch_digest(config, bench),
         **told,
     }
 

@@ -166,7 +166,7 @@ def no_entry(path: Path, data: Mapping[str, Any] | None, key: Mapping[str, Any])
     closest = min(data["entries"], key=lambda entry: len(apart(entry["key"], key)))
     theirs = closest["key"]
     parts = [
-        f"{part} ({in_short(theirs.get(part))} there, {in_short(key.get(part))} here)"
+        f"{part} ({in_short(theirs, part)} there, {in_short(key, part)} here)"
         for part in apart(theirs, key)
     ]
     return (
@@ -184,8 +184,11 @@ def apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def in_short(value: Any) -> str:
+def in_short(key: Mapping[str, Any], part: str) -> str:
     """A part of a key in a sentence; of a digest its beginning."""
+    if part not in key:
+        return "not said"
+    value = key[part]
     if isinstance(value, str) and value.startswith("sha256:"):
         return f"{value[:19]}…"
     return value if isinstance(value, str) else json.dumps(value)
