@@ -17,6 +17,7 @@ import pytest
 
 from eagle3.errors import BadInput
 from jobs.engines.arms import Measured
+from jobs.engines.container import Container
 from jobs.engines.engine import Draft, Wanted
 from jobs.engines.launched import check_launch, container_name, filled, in_container, launch_notes
 from jobs.engines.sglang import SGLang
@@ -193,6 +194,47 @@ def test_a_container_of_that_name_that_was_there_is_left_alone(begin: Begin, doc
     )
     assert (docker / "mine").exists()
     assert not (docker / "mine" / "code").exists()
+
+
+def before_run(tmp_path: Path, script: str) -> None:
+    """Have the docker on the path do this in front of its first `run`."""
+    program, once = tmp_path / "bin" / "docker", tmp_path / "once"
+    fake = program.rename(program.with_name("fake_docker"))
+    program.write_text(
+        f"#!/bin/sh\nif [ $1 = run ] && mkdir {once} 2>/dev/null; then\n{script}\nfi\n"
+        f'exec {fake} "$@"\n'
+    )
+    program.chmod(0o755)
+
+
+@pytest.mark.parametrize("detached", [["-d"], []])
+def test_a_container_that_somebody_else_starts_meanwhile_is_left_alone(
+    detached: list[str], begin: Begin, docker: Path, tmp_path: Path, said: list[str]
+) -> None:
+    before_run(tmp_path, "fake_docker run -d --name mine sh -c 'echo KeyError: theirs; sleep 600'")
+    error = refused(begin(("docker", "run", *detached, "--name", "mine", *LAUNCH)))
+    assert error.endswith('"/mine" is already in use.')
+    assert "; container mine is left alone" in said[-1]
+    assert (docker / "mine").exists()
+    assert not (docker / "mine" / "code").exists()
+
+
+def test_a_container_that_docker_creates_as_it_is_ended_is_gone(
+    docker: Path, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    creating = tmp_path / "creating"
+    create = "fake_docker run -d --name mine sleep 600"
+    before_run(
+        tmp_path,
+        f"trap '{create}; exit 0' TERM; touch {creating}; while :; do sleep 0.05; done",
+    )
+    words = ("docker", "run", "-d", "--name", "mine", *LAUNCH)
+    server = Container(words, {}, tmp_path / "log", tmp_path)
+    eventually(creating.exists, AMPLE_S)
+    stopped = server.stop(AMPLE_S)
+    assert "run -d --name mine" in asked_of(docker)
+    assert stopped.note == "; container mine is gone"
+    assert not (docker / "mine").exists()
 
 
 def test_a_docker_that_is_not_there_or_says_no_is_one_error(
