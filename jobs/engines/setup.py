@@ -69,6 +69,7 @@ class Setup:
         self.device = "cuda" if on_gpu else "cpu"  # of the engine
         # A person's own commands; None: the adapter's.
         self.launched = asked["launch"] is not None
+        # Whether the drafter is served in a container.
         self.contained = self.launched and in_container(asked["launch"])
         self.patched: Patched | None = None  # of the servers with a drafter, once it was read
         refuse_simulated(self.environment)
@@ -237,7 +238,8 @@ class Setup:
     def check_launched(self, running: Running, draft: Draft | None) -> None:
         """Raises ServerError where a person's command starts something else than the hypothesis says."""
         facts = running.facts
-        if self.contained:  # its paths are those of the container
+        key = "launch" if draft is not None else "baseline_launch"
+        if in_container(self.asked[key]):  # its paths are those of the container
             facts = replace(facts, model=None, drafter=None)
         problems = list(differences(facts, self.target, draft, None))
         if facts.version is not None and plain(facts.version) != plain(self.asked["version"]):
@@ -245,7 +247,6 @@ class Setup:
                 f"it is {facts.engine} {facts.version}, but engine.version is {self.asked['version']}"
             )
         if problems:
-            key = "launch" if draft is not None else "baseline_launch"
             raise ServerError(f"{running.label}: engine.{key}: {'; '.join(problems)}")
 
 

@@ -371,6 +371,33 @@ def test_what_measures_no_engine_may_be_run_beside_a_simulation() -> None:
     resolved("job=inspect_data", "+host.env={SGLANG_SIMULATE_ACC_LEN: '3'}")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "podman,run,--name,a",
+        "sudo,docker,run,--name,a",
+        "/usr/bin/nerdctl,run",
+        "sh,-c,'docker run -d --name a image'",
+        "sh,-c,'cd /x;/usr/bin/docker run image'",
+        "docker,run,--name,a,image,sh,-c,'docker run b'",
+    ],
+)
+@pytest.mark.parametrize(("key", "other"), [("launch", BASELINE), ("baseline_launch", LAUNCH)])
+def test_containers_that_would_not_be_stopped_are_refused(key: str, other: str, words: str) -> None:
+    command = f"engine.{key}=[{words},'{{port}}']"
+    with pytest.raises(InputError, match=rf"engine\.{key} has '.*': of containers only those are"):
+        resolved(*NAMED, other, command)
+
+
+def test_a_container_may_hold_what_is_only_named_like_one() -> None:
+    words = "docker.io/lmsysorg/sglang,-v,'/srv/docker/m:/m',-v,'/var/run/docker.sock:/s'"
+    resolved(*NAMED, BASELINE, f"{DOCKER[:-1]},{words}]")
+
+
+def test_a_control_does_not_start_the_container_with_the_drafter() -> None:
+    resolved(*NAMED, DOCKER, BASELINE, CONTROL)
+
+
 def test_containers_may_be_named_by_their_port() -> None:
     named = DOCKER.replace("--name,a", "--name,'a-{port}'")
     resolved(*NAMED, named, "engine.baseline_launch=[docker,run,--name,'a-{port}']", CONTROL)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from jobs.engines.launched import check_launch, container_name, filled, in_conta
 from jobs.engines.sglang import SGLang
 from jobs.engines.started import Patience, Running, started
 from jobs.engines.talk import ServerError, get
-from tests.jobs.engines import fake, fake_docker
+from tests.jobs.engines import fake
 from tests.jobs.engines.made import request
 
 AMPLE_S = 30.0
@@ -62,24 +61,6 @@ def begin(tmp_path: Path, said: list[str]) -> Begin:
         )
 
     return start
-
-
-@pytest.fixture
-def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A docker on the path, and the folder of its containers, which end with the test."""
-    folder = tmp_path / "containers"
-    folder.mkdir()
-    program = tmp_path / "bin" / "docker"
-    program.parent.mkdir(exist_ok=True)
-    words = " ".join(map(shlex.quote, (sys.executable, fake_docker.__file__)))
-    program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv(fake_docker.FOLDER, str(folder))
-    yield folder
-    for own in folder.iterdir():
-        if own.is_dir():
-            fake_docker.end(own, signal.SIGKILL)
 
 
 def asked_of(docker: Path) -> list[str]:
@@ -298,10 +279,29 @@ def test_a_command_that_simulates_acceptance_is_refused() -> None:
     check_launch({"launch": None, "baseline_launch": None})
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        '{"method": "eagle3", "model": "{drafter}", "rejection_sample_method": "synthetic"}',
+        "--speculative-config.synthetic-acceptance-length=3",
+        "vllm serve --speculative_config.synthetic_acceptance_rates='[1]'",
+    ],
+)
+def test_so_is_one_by_which_vllm_does(word: str) -> None:
+    with pytest.raises(
+        BadInput, match=r"engine\.launch has '.*': accept lengths would be simulated"
+    ):
+        check_launch({"launch": ["serve", word], "baseline_launch": ["serve"]})
+
+
 def test_what_is_not_seen_is_said() -> None:
     plain = {"launch": ["serve"], "baseline_launch": ["serve"]}
-    assert launch_notes({"name": "sglang", **plain}) == []
-    (told,) = launch_notes({"name": "vllm", **plain})
+    assert launch_notes({"name": "sglang", **plain}, advice=False) == []
+    (told,) = launch_notes({"name": "vllm", **plain}, advice=False)
     assert "vllm does not tell its flags or its drafter" in told
-    (told,) = launch_notes({"name": "sglang", **plain, "baseline_launch": ["docker", "run"]})
+    (told,) = launch_notes(
+        {"name": "sglang", **plain, "baseline_launch": ["docker", "run"]}, advice=False
+    )
     assert "whether GPU memory was given back behind them is not seen" in told
+    (told,) = launch_notes({"name": "sglang", **plain}, advice=True)
+    assert told.startswith("drafting and verifying are not told apart")
