@@ -13,9 +13,10 @@ from jobs.engines import shipped
 from orchestrator.check_bench import ENGINES, NOT_READ, OF_SERVERS, check_variables
 from orchestrator.errors import InputError
 from orchestrator.plan import SHIPPED_PATCH, inputs_of
-from tests.orchestrator.test_config import resolved
+from tests.orchestrator.test_config import experiment, resolved
 from tests.orchestrator.test_plan import DUMP, WIRED, request
 
+ROOT = Path(__file__).parents[2]
 JOB = "engine_bench"
 SGLANG = (f"job={JOB}", "engine=sglang", *WIRED)
 PROBE = ("job=engine_probe", "engine=sglang", *WIRED)
@@ -396,6 +397,16 @@ def test_a_container_may_hold_what_is_only_named_like_one() -> None:
 
 def test_a_control_does_not_start_the_container_with_the_drafter() -> None:
     resolved(*NAMED, DOCKER, BASELINE, CONTROL)
+
+
+def test_the_experiment_that_is_written_down_for_a_command_can_be_run(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "engines.md").read_text()
+    (block,) = re.findall(r"```yaml\n(# @package _global_\n[^`]*launch:[^`]*)```", text)
+    found = resolved("+experiment=mine", extra=experiment(tmp_path, "mine", block)).config
+    assert (found["job"]["name"], found["engine"]["name"]) == (JOB, "sglang")
+    assert found["engine"]["launch"][:4] == ["docker", "run", "--name", "drafted"]
+    assert found["engine"]["baseline_launch"][:4] == ["docker", "run", "--name", "plain"]
+    assert found["wiring"]["layers"] == [2, 30, 58]
 
 
 def test_containers_may_be_named_by_their_port() -> None:
