@@ -52,6 +52,8 @@ class EngineBench:
         self.request, self.events, self.alone = request, events, alone
         self.setup = Setup(request, events, alone)
         self.steps, self.topk = self.setup.steps, self.setup.topk
+        # Whether drafting and verifying are to be told apart, by a start with one step.
+        self.apart = bool(request["advice"]) and self.steps > 1 and self.topk == 1
         self.levels: Sequence[int] = request["concurrency"]
         self.budget = Budget(**{k: request["budget"][k] for k in vars_of(Budget)})
         self.restarts = int(request["budget"]["restarts"])
@@ -93,7 +95,9 @@ class EngineBench:
         """Start servers, as many at a time as there is room for."""
         arms = []
         if self.setup.launched:  # one command is one number of steps
-            measured.notes += launch_notes(self.setup.asked)
+            measured.notes += launch_notes(
+                self.setup.asked, advice=draft is not None and self.apart
+            )
         elif draft is not None:
             arms = self.arms_beside(draft, requests)
         lacking = why_no_room(
@@ -153,7 +157,7 @@ class EngineBench:
     def arms_beside(self, draft: Draft, requests: Sequence[Request]) -> list[beside.Arm]:
         """What is started beside the two that are compared."""
         arms = []
-        if self.request["advice"] and self.steps > 1 and self.topk == 1:
+        if self.apart:
             arms.append(beside.fewer_steps(draft, requests))
         if self.request["simulate"]:
             arms += beside.simulated(draft, requests)

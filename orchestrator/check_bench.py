@@ -192,25 +192,33 @@ def check_launch(engine: Mapping[str, Any], *, control: bool) -> None:
             "engine.launch starts a release that is not known before, and layer ids depend on it; name "
             "it: engine.version=X"
         )
-    names = []
+    names = {}
     for key, words in commands.items():
         check_words(key, words)
         if Path(words[0]).name == "docker":
-            names.append(named_container(key, words, engine))
-    if len(set(names)) < len(names) and "{port}" not in names[0]:
+            names[key] = named_container(key, words, engine)
+    launch, baseline = names.get("launch"), names.get("baseline_launch")
+    if launch is not None and launch == baseline and "{port}" not in launch:
         raise InputError(
-            f"engine.launch and engine.baseline_launch both name their container {names[0]}; they stand "
+            f"engine.launch and engine.baseline_launch both name their container {launch}; they stand "
             "at once, so give each a name of its own"
         )
-    if control and names and "{port}" not in names[-1]:
+    if control and baseline is not None and "{port}" not in baseline:
         raise InputError(
-            f"job.control starts engine.baseline_launch twice, and its container is named {names[-1]}; "
-            f"write --name {names[-1]}-{{port}}"
+            f"job.control starts engine.baseline_launch twice, and its container is named {baseline}; "
+            f"write --name {baseline}-{{port}}"
         )
 
 
 def check_words(key: str, words: Sequence[str]) -> None:
-    """Where the server listens and what it drafts with is the job's to say."""
+    """Where the server listens and what it drafts with is the job's to say; it can be stopped."""
+    from jobs.engines.launched import hidden_runtime
+
+    if (word := hidden_runtime(words)) is not None:
+        raise InputError(
+            f"engine.{key} has '{word}': of containers only those are stopped that the command itself "
+            "starts; write [docker, run, --name, NAME, …]"
+        )
     if not any("{port}" in word for word in words):
         raise InputError(
             f"engine.{key} has no {{port}}; the job chooses a free port, so write {{port}} where the "

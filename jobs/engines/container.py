@@ -21,6 +21,7 @@ from jobs.engines.server import GONE_S, GRACE_S, POLL_S, Server, Stopped, reason
 from jobs.engines.talk import ServerError
 
 DOCKER_S = 60.0  # for an answer of docker's own
+REFUSED = 125  # of `docker run`: it started nothing, as where the name was taken meanwhile
 LINES = "200"  # of a container's log, in which the reason for its end is looked for
 
 
@@ -78,24 +79,31 @@ class Container(Server):
 
     def why(self) -> str:
         """The reason that its log gives for an end: of a detached one docker keeps it."""
+        if self.process.poll() == REFUSED:  # what has the name is not ours
+            return super().why()
         kept = self._ask("logs", "--tail", LINES, self.name)
         text = "" if kept.returncode else f"{kept.stdout}\n{kept.stderr}"
         return reason(f"{tail(self.log)}\n{text}")
 
     def stop(self, grace_s: float = GRACE_S) -> Stopped:
-        """`docker stop NAME`, remove it, see that docker knows it no more, and end the client."""
+        """End the client, `docker stop NAME`, remove it, and see that docker knows it no more.
+
+        The client comes first: until it has ended, it may create the container yet.
+        """
         began = time.monotonic()
+        client = super().stop(grace_s)
         try:
             note = self._stop_container(grace_s)
         except ServerError as error:
             note = f"; whether container {self.name} is gone is not known: {error}"
-        client = super().stop(grace_s)
         return replace(client, seconds=time.monotonic() - began, note=note)
 
     def _stop_container(self, grace_s: float) -> str:
         """What became of the container, as is said behind how the client ended."""
         if self._state() is None:
             return ""
+        if self.process.poll() == REFUSED:
+            return f"; container {self.name} is left alone, since docker did not start ours"
         self._ask("stop", "-t", f"{grace_s:.0f}", self.name, seconds=grace_s + DOCKER_S)
         self._ask("rm", "-f", self.name)
         end = time.monotonic() + GONE_S

@@ -17,10 +17,13 @@ def lay_out(source: Path, out: Path, config: Mapping[str, Any], *, copied: bool 
     """Links to every file of `source` but config.json, which is written to `out` as `config`; copies
     for those who see `out` and not `source`, as in a container.
 
-    The original is not touched. Raises BadInput where `out` cannot be made.
+    The original is not touched, and nothing is left of what cannot be laid out whole. Raises
+    BadInput where `out` cannot be made.
     """
+    made = False
     try:
         out.mkdir(parents=True)
+        made = True
         for file in sorted(source.resolve().iterdir()):
             if file.name == CONFIG:
                 continue
@@ -32,6 +35,8 @@ def lay_out(source: Path, out: Path, config: Mapping[str, Any], *, copied: bool 
                 shutil.copyfile(file, out / file.name)
         (out / CONFIG).write_text(json.dumps(dict(config), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
+        if made:
+            shutil.rmtree(out, ignore_errors=True)
         raise BadInput(
             f"{error.filename or out} cannot be laid out: {error.strerror or error}"
         ) from error

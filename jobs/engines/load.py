@@ -45,12 +45,13 @@ def run_pass(
     if alone:
         answers = [one(request) for request in requests]
     else:
-        with ThreadPoolExecutor(concurrency) as pool:
+        pool = ThreadPoolExecutor(concurrency)
+        try:
             futures = [pool.submit(one, request) for request in requests]
-            done, waiting = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in waiting:
-                future.cancel()
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             answers = [future.result() for future in sorted(done, key=futures.index)]
+        finally:  # all are done, or the pass has failed or is cancelled and waits for nothing
+            pool.shutdown(wait=False, cancel_futures=True)
     counted = counted_since(engine, address, before, len(answers))
     return Pass(
         arm=arm,

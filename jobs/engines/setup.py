@@ -26,7 +26,7 @@ from jobs.engines.launched import check_launch, in_container
 from jobs.engines.patched import Patched, overlaid, package_folder, patch_engine, read_patch
 from jobs.engines.records import Prompt, Request
 from jobs.engines.sglang import SGLang
-from jobs.engines.shipped import shipped
+from jobs.engines.shipped import shipped, spared
 from jobs.engines.simulated import WHY, simulating
 from jobs.engines.started import Patience, Running, started
 from jobs.engines.talk import ServerError
@@ -69,6 +69,7 @@ class Setup:
         self.device = "cuda" if on_gpu else "cpu"  # of the engine
         # A person's own commands; None: the adapter's.
         self.launched = asked["launch"] is not None
+        # Whether the drafter is served in a container.
         self.contained = self.launched and in_container(asked["launch"])
         self.patched: Patched | None = None  # of the servers with a drafter, once it was read
         refuse_simulated(self.environment)
@@ -122,8 +123,9 @@ class Setup:
         """Apply the patch that is asked for, if one is, to the engine that is there. Raises BadInput."""
         if self.asked["patch"] is None:
             return
-        name = self.asked["name"]
-        if (file := self.request["inputs"].get("patch")) is not None:
+        name, there = self.asked["name"], None
+        file = self.request["inputs"].get("patch")
+        if file is not None:
             patch = read_patch(Path(file))
         else:
             there = class_there(name, self.asked["engine_class"], self.target)
@@ -131,6 +133,9 @@ class Setup:
         self.folder.mkdir(exist_ok=True)
         root = package_folder(name, self.python(), self.environment, self.folder)
         self.patched = patch_engine(patch, root, name, version)
+        if file is None:
+            paths = [module.path for module in self.patched.modules]
+            self.patched = replace(self.patched, spared=spared(name, version, there, paths))
         self.events.note(
             f"the servers with the drafter run with the patch {patch.name} (sha256 {patch.sha256}) over "
             f"{', '.join(module.path for module in self.patched.modules)}"
@@ -228,7 +233,8 @@ class Setup:
             if overlay is not None:
                 for file, count in overlay.check(label).items():
                     self.events.note(
-                        f"{label}: {count} of its processes imported the patched {file}"
+                        f"{label}: {count or 'none'} of its processes imported the patched {file}"
+                        + ("" if count else ", which this target does not run")
                     )
             if self.launched:
                 self.check_launched(running, draft)
@@ -237,7 +243,8 @@ class Setup:
     def check_launched(self, running: Running, draft: Draft | None) -> None:
         """Raises ServerError where a person's command starts something else than the hypothesis says."""
         facts = running.facts
-        if self.contained:  # its paths are those of the container
+        key = "launch" if draft is not None else "baseline_launch"
+        if in_container(self.asked[key]):  # its paths are those of the container
             facts = replace(facts, model=None, drafter=None)
         problems = list(differences(facts, self.target, draft, None))
         if facts.version is not None and plain(facts.version) != plain(self.asked["version"]):
@@ -245,7 +252,6 @@ class Setup:
                 f"it is {facts.engine} {facts.version}, but engine.version is {self.asked['version']}"
             )
         if problems:
-            key = "launch" if draft is not None else "baseline_launch"
             raise ServerError(f"{running.label}: engine.{key}: {'; '.join(problems)}")
 
 

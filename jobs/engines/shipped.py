@@ -8,11 +8,13 @@ as the norm behind the first attention writes over them. Which classes and relea
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from eagle3.conventions import Reach
-from eagle3.engines import rule_for
+from eagle3.engines import plain_class, rule_for
 from eagle3.errors import BadInput
 from jobs.engines.patched import Patch, read_patch
 
@@ -40,6 +42,20 @@ SHIPPED = (
     Shipped(engine="sglang", version="0.5.21", classes=("llama",)),
     Shipped(engine="vllm", version="0.32.0", classes=("kimi_k25",)),
 )
+
+
+def spared(
+    engine: str, version: str, engine_class: str | None, paths: Iterable[str]
+) -> frozenset[str]:
+    """Those of a patch's files that the target's class does not run: an engine passes over models that
+    it cannot import.
+    """
+    read = rule_for(engine, version, engine_class).source.partition(";")[0]
+    models: list[str] = re.findall(r"(\w+)\.py", read)
+    named = plain_class(engine_class or "").removesuffix("forcausallm")
+    # A class without a file of its own name runs the first one's loop, as Mistral runs Llama's.
+    own = next((model for model in models if plain_class(model) == named), models[0])
+    return frozenset(path for path in paths if PurePosixPath(path).stem != own)
 
 
 def shipped(engine: str, version: str, engine_class: str | None) -> Patch:

@@ -3,7 +3,7 @@
 With SGLANG_SIMULATE_ACC_LEN above 0 every round drafts and verifies as ever, and then takes as many
 tokens as the variable says (read in 0.5.23: speculative/spec_utils.py; earlier releases look for
 SIMULATE_ACC_LEN). Its relatives say how that number is drawn, which tokens are put there, and which
-experts are taken.
+experts are taken. vLLM's speculative_config does the like by the words of CONFIG_WORDS.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 PREFIXES = ("SGLANG_SIMULATE_", "SIMULATE_ACC_")
+CONFIG_WORDS = ("rejection_sample_method", "synthetic_acceptance")
 WHY = "accept lengths would be simulated, whatever the drafter does, and nothing measured"
 
 

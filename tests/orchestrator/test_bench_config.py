@@ -13,9 +13,10 @@ from jobs.engines import shipped
 from orchestrator.check_bench import ENGINES, NOT_READ, OF_SERVERS, check_variables
 from orchestrator.errors import InputError
 from orchestrator.plan import SHIPPED_PATCH, inputs_of
-from tests.orchestrator.test_config import resolved
+from tests.orchestrator.test_config import experiment, resolved
 from tests.orchestrator.test_plan import DUMP, WIRED, request
 
+ROOT = Path(__file__).parents[2]
 JOB = "engine_bench"
 SGLANG = (f"job={JOB}", "engine=sglang", *WIRED)
 PROBE = ("job=engine_probe", "engine=sglang", *WIRED)
@@ -369,6 +370,43 @@ def test_so_are_their_relatives_and_their_earlier_names(name: str) -> None:
 
 def test_what_measures_no_engine_may_be_run_beside_a_simulation() -> None:
     resolved("job=inspect_data", "+host.env={SGLANG_SIMULATE_ACC_LEN: '3'}")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "podman,run,--name,a",
+        "sudo,docker,run,--name,a",
+        "/usr/bin/nerdctl,run",
+        "sh,-c,'docker run -d --name a image'",
+        "sh,-c,'cd /x;/usr/bin/docker run image'",
+        "docker,run,--name,a,image,sh,-c,'docker run b'",
+    ],
+)
+@pytest.mark.parametrize(("key", "other"), [("launch", BASELINE), ("baseline_launch", LAUNCH)])
+def test_containers_that_would_not_be_stopped_are_refused(key: str, other: str, words: str) -> None:
+    command = f"engine.{key}=[{words},'{{port}}']"
+    with pytest.raises(InputError, match=rf"engine\.{key} has '.*': of containers only those are"):
+        resolved(*NAMED, other, command)
+
+
+def test_a_container_may_hold_what_is_only_named_like_one() -> None:
+    words = "docker.io/lmsysorg/sglang,-v,'/srv/docker/m:/m',-v,'/var/run/docker.sock:/s'"
+    resolved(*NAMED, BASELINE, f"{DOCKER[:-1]},{words}]")
+
+
+def test_a_control_does_not_start_the_container_with_the_drafter() -> None:
+    resolved(*NAMED, DOCKER, BASELINE, CONTROL)
+
+
+def test_the_experiment_that_is_written_down_for_a_command_can_be_run(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "engines.md").read_text()
+    (block,) = re.findall(r"```yaml\n(# @package _global_\n[^`]*launch:[^`]*)```", text)
+    found = resolved("+experiment=mine", extra=experiment(tmp_path, "mine", block)).config
+    assert (found["job"]["name"], found["engine"]["name"]) == (JOB, "sglang")
+    assert found["engine"]["launch"][:4] == ["docker", "run", "--name", "drafted"]
+    assert found["engine"]["baseline_launch"][:4] == ["docker", "run", "--name", "plain"]
+    assert found["wiring"]["layers"] == [2, 30, 58]
 
 
 def test_containers_may_be_named_by_their_port() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ from jobs.engines.engine import Draft, Engine, Wanted
 from jobs.engines.sglang import SGLang
 from jobs.engines.talk import Address
 from jobs.engines.vllm import VLLM
-from tests.jobs.engines import fake
+from tests.jobs.engines import fake, fake_docker
 
 ENGINES: dict[str, Callable[[], Engine]] = {"sglang": SGLang, "vllm": VLLM}
 Serve = Callable[..., Address]
@@ -77,3 +78,21 @@ def python(tmp_path: Path) -> str:
 def draft(tmp_path: Path) -> Draft:
     """A chain of three steps."""
     return Draft(folder=tmp_path / "drafter", steps=3)
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A docker on the path, and the folder of its containers, which end with the test."""
+    folder = tmp_path / "containers"
+    folder.mkdir()
+    program = tmp_path / "bin" / "docker"
+    program.parent.mkdir(exist_ok=True)
+    words = " ".join(map(shlex.quote, (sys.executable, fake_docker.__file__)))
+    program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv(fake_docker.FOLDER, str(folder))
+    yield folder
+    for own in folder.iterdir():
+        if own.is_dir():
+            fake_docker.end(own, signal.SIGKILL)

@@ -463,6 +463,17 @@ def test_a_command_that_starts_something_else_is_not_measured(bench: Bench) -> N
         Bench(other, bench.python).run(engine=launches(bench, version="0.5.22"))
 
 
+def test_what_is_in_a_container_is_told_of_each_server(bench: Bench, docker: Path) -> None:
+    own = launches(bench)
+    inside = [*own["baseline_launch"][:-1], "/model"]
+    result = bench.run(
+        engine={**own, "baseline_launch": ["docker", "run", "--name", "plain", *inside]}
+    )
+    assert result["bench"]["servers"][0]["facts"]["model"] == "/model"
+    assert any("drafting and verifying are not told" in note for note in result["notes"])
+    assert not (docker / "plain").exists()
+
+
 def test_a_baseline_command_that_drafts_is_not_measured(bench: Bench) -> None:
     own = launches(bench)
     with pytest.raises(

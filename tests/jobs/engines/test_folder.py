@@ -66,6 +66,13 @@ def test_a_source_that_is_not_there_is_named(tmp_path: Path) -> None:
         lay_out(tmp_path / "nowhere", tmp_path / "out", {})
 
 
+def test_what_cannot_be_copied_whole_leaves_nothing(source: Path, tmp_path: Path) -> None:
+    (source / "z.bin").symlink_to("nowhere")  # behind what can be copied
+    with pytest.raises(BadInput, match=r"z\.bin cannot be laid out: No such file or directory"):
+        lay_out(source, tmp_path / "out", {}, copied=True)
+    assert not (tmp_path / "out").exists()
+
+
 def test_for_a_container_there_are_copies_that_go_again(source: Path, tmp_path: Path) -> None:
     (source / "linked.bin").symlink_to(source / "model.safetensors")  # as in a cache of checkpoints
     out = lay_out(source, tmp_path / "out", {"ids": [0, 3]}, copied=True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,13 @@ import pytest
 
 from eagle3.errors import BadInput
 from jobs.engines.arms import Measured
+from jobs.engines.container import Container
 from jobs.engines.engine import Draft, Wanted
 from jobs.engines.launched import check_launch, container_name, filled, in_container, launch_notes
 from jobs.engines.sglang import SGLang
 from jobs.engines.started import Patience, Running, started
 from jobs.engines.talk import ServerError, get
-from tests.jobs.engines import fake, fake_docker
+from tests.jobs.engines import fake
 from tests.jobs.engines.made import request
 
 AMPLE_S = 30.0
@@ -61,24 +61,6 @@ def begin(tmp_path: Path, said: list[str]) -> Begin:
         )
 
     return start
-
-
-@pytest.fixture
-def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A docker on the path, and the folder of its containers, which end with the test."""
-    folder = tmp_path / "containers"
-    folder.mkdir()
-    program = tmp_path / "bin" / "docker"
-    program.parent.mkdir(exist_ok=True)
-    words = " ".join(map(shlex.quote, (sys.executable, fake_docker.__file__)))
-    program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv(fake_docker.FOLDER, str(folder))
-    yield folder
-    for own in folder.iterdir():
-        if own.is_dir():
-            fake_docker.end(own, signal.SIGKILL)
 
 
 def asked_of(docker: Path) -> list[str]:
@@ -195,6 +177,47 @@ def test_a_container_of_that_name_that_was_there_is_left_alone(begin: Begin, doc
     assert not (docker / "mine" / "code").exists()
 
 
+def before_run(tmp_path: Path, script: str) -> None:
+    """Have the docker on the path do this in front of its first `run`."""
+    program, once = tmp_path / "bin" / "docker", tmp_path / "once"
+    fake = program.rename(program.with_name("fake_docker"))
+    program.write_text(
+        f"#!/bin/sh\nif [ $1 = run ] && mkdir {once} 2>/dev/null; then\n{script}\nfi\n"
+        f'exec {fake} "$@"\n'
+    )
+    program.chmod(0o755)
+
+
+@pytest.mark.parametrize("detached", [["-d"], []])
+def test_a_container_that_somebody_else_starts_meanwhile_is_left_alone(
+    detached: list[str], begin: Begin, docker: Path, tmp_path: Path, said: list[str]
+) -> None:
+    before_run(tmp_path, "fake_docker run -d --name mine sh -c 'echo KeyError: theirs; sleep 600'")
+    error = refused(begin(("docker", "run", *detached, "--name", "mine", *LAUNCH)))
+    assert error.endswith('"/mine" is already in use.')
+    assert "; container mine is left alone" in said[-1]
+    assert (docker / "mine").exists()
+    assert not (docker / "mine" / "code").exists()
+
+
+def test_a_container_that_docker_creates_as_it_is_ended_is_gone(
+    docker: Path, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    creating = tmp_path / "creating"
+    create = "fake_docker run -d --name mine sleep 600"
+    before_run(
+        tmp_path,
+        f"trap '{create}; exit 0' TERM; touch {creating}; while :; do sleep 0.05; done",
+    )
+    words = ("docker", "run", "-d", "--name", "mine", *LAUNCH)
+    server = Container(words, {}, tmp_path / "log", tmp_path)
+    eventually(creating.exists, AMPLE_S)
+    stopped = server.stop(AMPLE_S)
+    assert "run -d --name mine" in asked_of(docker)
+    assert stopped.note == "; container mine is gone"
+    assert not (docker / "mine").exists()
+
+
 def test_a_docker_that_is_not_there_or_says_no_is_one_error(
     begin: Begin, tmp_path: Path, docker: Path
 ) -> None:
@@ -256,10 +279,29 @@ def test_a_command_that_simulates_acceptance_is_refused() -> None:
     check_launch({"launch": None, "baseline_launch": None})
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        '{"method": "eagle3", "model": "{drafter}", "rejection_sample_method": "synthetic"}',
+        "--speculative-config.synthetic-acceptance-length=3",
+        "vllm serve --speculative_config.synthetic_acceptance_rates='[1]'",
+    ],
+)
+def test_so_is_one_by_which_vllm_does(word: str) -> None:
+    with pytest.raises(
+        BadInput, match=r"engine\.launch has '.*': accept lengths would be simulated"
+    ):
+        check_launch({"launch": ["serve", word], "baseline_launch": ["serve"]})
+
+
 def test_what_is_not_seen_is_said() -> None:
     plain = {"launch": ["serve"], "baseline_launch": ["serve"]}
-    assert launch_notes({"name": "sglang", **plain}) == []
-    (told,) = launch_notes({"name": "vllm", **plain})
+    assert launch_notes({"name": "sglang", **plain}, advice=False) == []
+    (told,) = launch_notes({"name": "vllm", **plain}, advice=False)
     assert "vllm does not tell its flags or its drafter" in told
-    (told,) = launch_notes({"name": "sglang", **plain, "baseline_launch": ["docker", "run"]})
+    (told,) = launch_notes(
+        {"name": "sglang", **plain, "baseline_launch": ["docker", "run"]}, advice=False
+    )
     assert "whether GPU memory was given back behind them is not seen" in told
+    (told,) = launch_notes({"name": "sglang", **plain}, advice=True)
+    assert told.startswith("drafting and verifying are not told apart")

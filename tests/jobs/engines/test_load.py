@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from jobs.engines import figures
+from jobs.engines.container import ended_by_sigterm
 from jobs.engines.disturbance import Look, look
 from jobs.engines.engine import Draft
 from jobs.engines.load import run_pass, under_way
@@ -196,6 +198,35 @@ def test_each_answer_is_told_and_no_more_are_asked_at_once(
     asked("sglang", serve(draft=draft), several(8), concurrency, tick=tick)
     assert len(told) == 8
     assert len(set(told)) <= concurrency
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_pass_that_is_cancelled_or_fails_waits_for_no_request(
+    cancelled: bool, serve: Serve, draft: Draft
+) -> None:
+    lock, left = threading.Lock(), threading.Event()
+    told: list[None] = []
+    waited_for: list[None] = []
+
+    def tick() -> None:
+        with lock:
+            told.append(None)
+            first = len(told) == 1
+        if first and not cancelled:
+            raise ServerError("failed")
+        if first:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if not left.wait(3.0):
+            waited_for.append(None)
+
+    address = serve(draft=draft)
+    try:
+        with pytest.raises(SystemExit if cancelled else ServerError), ended_by_sigterm():
+            asked("sglang", address, several(8), 2, tick=tick)
+        # Each worker is held by one; one more may begin behind the one that failed.
+        assert (len(told) <= 3, waited_for) == (True, [])
+    finally:
+        left.set()
 
 
 def test_a_pass_looks_before_and_behind(serve: Serve) -> None:

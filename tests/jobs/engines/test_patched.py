@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from eagle3.errors import BadInput
 from jobs.engines.diffs import parse
 from jobs.engines.patched import Overlay, Patch, overlaid, package_folder, patch_engine, read_patch
 from jobs.engines.recording import Recorder
-from jobs.engines.shipped import SHIPPED, Shipped, shipped
+from jobs.engines.shipped import SHIPPED, Shipped, shipped, spared
 from jobs.engines.talk import ServerError
 
 LLAMA, OPS = "sglang/srt/models/llama.py", "sglang/srt/__init__.py"
@@ -178,6 +179,35 @@ def test_a_patched_file_that_nobody_imports_is_an_error(site: Path, tmp_path: Pa
         )
         with pytest.raises(ServerError, match=LLAMA):
             overlay.check("x")
+
+
+def test_a_file_that_the_target_does_not_run_need_not_be_imported(
+    site: Path, tmp_path: Path
+) -> None:
+    found = patch_engine(
+        patch_of({LLAMA: changed(), OPS: changed(OPS)}), site / "sglang", "sglang", "0.5.12"
+    )
+    with overlaid(replace(found, spared=frozenset({LLAMA})), tmp_path / "over") as overlay:
+        with pytest.raises(ServerError, match=OPS):
+            overlay.check("x")
+        given = overlay.environment({"PYTHONPATH": str(site)})
+        subprocess.run(
+            [sys.executable, "-c", "import sglang.srt"], env={**os.environ, **given}, check=True
+        )
+        assert overlay.check("x") == {LLAMA: 0, OPS: 1}
+
+
+@pytest.mark.parametrize("one", SHIPPED, ids=lambda one: one.file.stem)
+def test_of_a_shipped_patch_the_file_of_the_targets_class_has_to_be_imported(one: Shipped) -> None:
+    files = {"llama": "llama.py", "kimi_k25": "deepseek_v2.py"}
+    files = {name: files[name] for name in one.classes}
+    if "llama" in files:
+        files |= {"MistralForCausalLM": "llama.py", "ExaoneMoEForCausalLM": "exaone_moe.py"}
+    for name in files:
+        patch = shipped(one.engine, one.version, name)
+        paths = [file.path.removeprefix("b/") for file in parse(patch.text)]
+        left = set(paths) - spared(one.engine, one.version, name, paths)
+        assert [Path(path).name for path in left] == [files[name]]
 
 
 def test_a_module_that_fails_as_it_is_run_is_not_taken_for_imported(
