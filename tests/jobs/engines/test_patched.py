@@ -162,7 +162,7 @@ def test_the_recorder_still_watches_a_patched_module(site: Path, tmp_path: Path)
         )
         subprocess.run([sys.executable, "-c", code], env={**os.environ, **given}, check=True)
         assert overlay.check("x") == {drafter: 1}
-    assert [call.tolist() for call in recorder.take()] == [[[5.0] * 4] * 3]
+    assert [call.tolist() for call in recorder.take().calls] == [[[5.0] * 4] * 3]
 
 
 def test_a_patched_file_that_nobody_imports_is_an_error(site: Path, tmp_path: Path) -> None:
