@@ -20,6 +20,8 @@ from tests.jobs.engines import fake
 from tests.jobs.engines.conftest import Serve
 from tests.jobs.test_drafter_test import LAYERS, STATES, WIRING, Desk
 
+pytestmark = pytest.mark.runs  # each starts servers
+
 BOTH = pytest.mark.parametrize("name", ["sglang", "vllm"])
 PROMPTS, TOKENS, STEPS = 4, 21, 3
 KEY = "eagle_aux_hidden_state_layer_ids"
@@ -188,7 +190,6 @@ def test_more_starts_than_may_be_are_refused_before_the_first(cramped: Bench) ->
     assert "is starting" not in cramped.said()
 
 
-@pytest.mark.runs
 def test_floor_and_ceiling_are_simulated_and_kept_apart(bench: Bench) -> None:
     result = bench.run(simulate=True, concurrency=[1, 2], budget={"restarts": 5})
     assert arms(result) == [
@@ -258,7 +259,6 @@ def test_of_a_tree_no_arm_is_started_that_would_tell_nothing(bench: Bench) -> No
     assert command[command.index("--speculative-num-draft-tokens") + 1] == "6"
 
 
-@pytest.mark.runs
 def test_beside_a_tree_a_chain_of_its_steps_is_measured(bench: Bench) -> None:
     result = bench.run(topk=2, draft_tokens=6, chain=True, budget={"restarts": 3})
     assert arms(result) == [("baseline", 0), ("speculative", 0), ("chain", 0)]

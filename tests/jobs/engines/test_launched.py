@@ -25,6 +25,8 @@ from jobs.engines.talk import ServerError, get
 from tests.jobs.engines import fake
 from tests.jobs.engines.made import request
 
+pytestmark = pytest.mark.runs  # each starts servers
+
 AMPLE_S = 30.0
 FAKE = (sys.executable, fake.__file__, "-m", "sglang.launch_server")
 LAUNCH = (*FAKE, "--port={port}", "--model-path", "{model}")
@@ -249,7 +251,6 @@ with started(
 """
 
 
-@pytest.mark.runs
 def test_a_container_is_gone_behind_a_run_that_is_cancelled(
     docker: Path, tmp_path: Path, eventually: Callable[..., Any], is_running: Callable[[int], bool]
 ) -> None:

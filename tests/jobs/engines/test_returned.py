@@ -26,6 +26,8 @@ from tests.jobs.engines import fake
 from tests.jobs.engines.conftest import Serve
 from tests.jobs.test_drafter_test import LAYERS, STATES, WIRING, Desk
 
+pytestmark = pytest.mark.runs  # each starts servers
+
 RIGHT, SHIFTED = (0, 3, 5), (1, 4, 6)
 STEPS, TOKENS = 3, 21
 WIDTH = SHAPE.target_hidden

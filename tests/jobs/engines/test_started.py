@@ -22,6 +22,8 @@ from tests.jobs.engines import fake
 from tests.jobs.engines.conftest import ENGINES, Serve
 from tests.jobs.engines.made import request
 
+pytestmark = pytest.mark.runs  # each starts servers
+
 BOTH = pytest.mark.parametrize("name", ["sglang", "vllm"])
 START_S, FIRST_S = 60.0, 20.0
 DYING = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x256 and 384x128)"
