@@ -15,7 +15,7 @@ from typing import Any
 from eagle3.errors import BadInput
 from eagle3.wiring import Wiring
 from jobs import drafter_test
-from jobs.engines import beside
+from jobs.engines import beside, near_ties
 from jobs.engines.agreement import Agreement, agreement
 from jobs.engines.arms import BASELINE, SPECULATIVE, Budget, Measured, block, together
 from jobs.engines.attached import attach, differences, untold
@@ -134,6 +134,7 @@ class EngineBench:
                 measured.starts += [plain, drafted]
                 self.warm(ask, plain, drafted)
                 together(plain, drafted, ask, levels, budget, measured)
+                self.look_at_ties(plain, requests, measured)
         else:
             for label, number, of in (
                 (BASELINE, 0, None),
@@ -145,6 +146,8 @@ class EngineBench:
                     self.warm(ask, running)
                     share = budget.minutes * 60 / starts  # of the time, for each of the servers
                     block(running, ask, levels, max(budget.least, 2), measured, share)
+                    if number:  # both of them have been asked by now
+                        self.look_at_ties(running, requests, measured)
         for arm in arms:
             ask = self.asker(arm.requests, measured)
             with self.setup.server(
@@ -195,6 +198,22 @@ class EngineBench:
         measured.starts.append(plain)
         self.warm(ask, plain)
         together(plain, drafted, ask, self.levels, self.budget, measured)
+        self.look_at_ties(plain, requests, measured)
+
+    def look_at_ties(self, plain: Running, requests: Sequence[Request], measured: Measured) -> None:
+        """Ask the baseline, while it stands, about where the drafter's texts leave its own."""
+        agreed, _ = compared(measured, self.levels[0])
+        if SPECULATIVE not in agreed:
+            return
+        baseline = measured.of(BASELINE, self.levels[0])[0]
+        try:
+            measured.ties = near_ties.ties(
+                self.setup.engine, plain.address, requests, baseline, agreed[SPECULATIVE]
+            )
+        except ServerError as error:
+            measured.notes.append(
+                f"how near the tokens are where texts go apart is not known: {error}"
+            )
 
     def asker(
         self, requests: Sequence[Request], measured: Measured
@@ -301,6 +320,7 @@ class EngineBench:
                 **kept(requests, measured.of(SPECULATIVE, self.levels[0])),
                 "levels": [v.plain() for v in levels],
                 "agreement": {name: found.plain() for name, found in agreed.items()},
+                "ties": [tie.plain() for tie in measured.ties],
                 "servers": [server_record(running) for running in measured.starts],
                 "passes": [
                     pass_record(p, any(p is other for other in read)) for p in measured.passes
@@ -323,6 +343,7 @@ class EngineBench:
                 f"though both are greedy{beside}; the first, {apart.first[0][0]}, at token "
                 f"{apart.first[0][1]}"
             )
+            notes += near_ties.in_words(measured.ties)
         printed = [
             a.printed_accept_length
             for p in measured.of(SPECULATIVE, self.levels[0])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from jobs.engines.figures import Interval, speedup, tok_s
+from jobs.engines.near_ties import Tie
 from jobs.engines.records import Pass
 from jobs.engines.started import Running
 
@@ -37,6 +38,7 @@ class Measured:
     passes: list[Pass] = field(default_factory=list)
     starts: list[Running] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    ties: list[Tie] = field(default_factory=list)  # where the drafter's texts leave the baseline's
 
     def pids(self) -> set[int] | None:
         """Of all servers and of this process, which asks them: an idle one beside that which is asked

@@ -66,6 +66,9 @@ class Engine(Protocol):
         `alone` says that nothing else is asked meanwhile, so that the server's counters are its own.
         """
 
+    def top_two(self, address: Address, ids: Sequence[int], seconds: float) -> tuple[float, float]:
+        """Log-probabilities of the two likeliest tokens behind these, in nats. Raises ServerError."""
+
 
 def arguments(own: Mapping[str, Any], given: Mapping[str, Any], job: Sequence[str]) -> list[str]:
     """A command line's flags: those of the job, then a person's own. Raises BadInput.

@@ -161,6 +161,22 @@ class SGLang:
             printed_accept_length=meta.get("spec_accept_length"),
         )
 
+    def top_two(self, address: Address, ids: Sequence[int], seconds: float) -> tuple[float, float]:
+        """/generate of one token, with log-probabilities."""
+        where = f"{address.url}/generate"
+        body = {
+            "input_ids": list(ids),
+            "return_logprob": True,
+            "top_logprobs_num": 2,
+            "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+        }
+        said = parsed(post(address, "/generate", body, seconds), where)
+        try:
+            (one, *_), (other, *_) = said["meta_info"]["output_top_logprobs"][0]
+            return float(one), float(other)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ServerError(f"{where} gave no two output_top_logprobs") from error
+
     def states(self, address: Address, request: Request, key: str) -> Returned:
         """/generate with the target's states; the server's cache is not asked under a new `key`."""
         where = f"{address.url}/generate"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobs.engines.engine import Wanted, arguments
 from jobs.engines.metrics_text import by_label, totals
 from jobs.engines.records import Answered, Counters, Facts, Request
-from jobs.engines.talk import Address, ServerError, get, get_json, stream
+from jobs.engines.talk import Address, ServerError, get, get_json, parsed, post, stream
 
 # The drafter's short flags would have the baseline draft as well.
 OWN = (
@@ -145,6 +145,24 @@ class VLLM:
             accepted=own.accepted,
             proposed=own.proposed,
         )
+
+    def top_two(self, address: Address, ids: Sequence[int], seconds: float) -> tuple[float, float]:
+        """/v1/completions of one token, with log-probabilities."""
+        where = f"{address.url}/v1/completions"
+        body = {
+            "model": self.model(address),
+            "prompt": list(ids),
+            "max_tokens": 1,
+            "temperature": 0,
+            "logprobs": 2,
+        }
+        said = parsed(post(address, "/v1/completions", body, seconds), where)
+        try:
+            given = said["choices"][0]["logprobs"]["top_logprobs"][0]
+            one, other = sorted(map(float, given.values()), reverse=True)[:2]
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise ServerError(f"{where} gave no two top_logprobs") from error
+        return one, other
 
     def _of_one(self, address: Address, before: Counters) -> Counters:
         """What was counted for the one request that has just ended."""

@@ -11,7 +11,7 @@ from jobs.engines.disturbance import look
 from jobs.engines.engine import Draft
 from jobs.engines.load import run_pass
 from jobs.engines.records import Answered, Pass
-from tests.engines.conftest import Started, Starter, request
+from tests.engines.conftest import REQUEST_S, Started, Starter, request
 from tests.engines.counting import Kind, counted, walk, write_drafter, write_target
 
 STEPS = 3
@@ -81,6 +81,9 @@ def test_a_random_drafter_is_hardly_accepted(
     length = figures.accept_length([p], STEPS + 1, seed=0)
     assert length is not None
     assert length.value < 1.1
+    # The target's logits: ten for the token that is right, none for any other.
+    one, other = server.engine.top_two(server.running.address, [3, 4, 5, 6], REQUEST_S)
+    assert one - other == pytest.approx(10.0, abs=1e-3)
 
 
 def test_a_tree_of_sglang_gains_what_its_second_branch_holds(

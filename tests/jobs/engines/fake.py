@@ -33,6 +33,8 @@ IMPORTS = "FAKE_IMPORTS"
 VICTIM = 7
 WRONG_EVERY = 5
 SIMULATED = 100
+GAP = 0.25  # nats between its two likeliest tokens, whatever was said before
+WENT_APART = 2  # the token of an answer that differs
 LAG_S = 0.15  # until a lagging counter counts
 LATER_S = 0.6  # until it is found that the core has died
 
@@ -164,6 +166,12 @@ class Handler(BaseHTTPRequestHandler):
                 self.say("Flush cache failed.", 400)
             else:
                 self.say("Cache flushed.")
+        elif self.path == "/generate" and body.get("return_logprob"):
+            top = [[-0.5, 1, None], [-0.5 - GAP, 2, None]]
+            self.say(json.dumps({"meta_info": {"output_top_logprobs": [top]}}))
+        elif self.path == "/v1/completions" and body.get("logprobs"):
+            by_token = {"b": -0.5 - GAP, "a": -0.5, "c": -9.0}
+            self.say(json.dumps({"choices": [{"logprobs": {"top_logprobs": [by_token]}}]}))
         elif self.path == "/generate" and body.get("return_hidden_states"):
             self.with_states(body)
         elif self.path == "/generate":
@@ -223,6 +231,8 @@ class Handler(BaseHTTPRequestHandler):
             new = [ids[-1] + 1 + len(output) + i for i in range(gain)][: tokens - len(output)]
             if state.simulated is not None:
                 new = [SIMULATED] * len(new)
+            if fault == "differs" and len(output) <= WENT_APART < len(output) + len(new):
+                new[WENT_APART - len(output)] = SIMULATED
             output += new
             self.event(ids, output, new, walk, fault, last=len(output) == tokens)
         if state.fault == "lags":

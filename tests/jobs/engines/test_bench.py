@@ -229,6 +229,25 @@ def test_a_release_that_does_not_simulate_gives_no_bounds(bench: Bench) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["sglang", "vllm"])
+def test_where_texts_go_apart_the_baseline_is_asked_how_near_the_tokens_are(
+    bench: Bench, name: str
+) -> None:
+    bench.ask([[1, 9, 4], [fake.VICTIM, 9, 4]])
+    faulty = {fake.FAULT: "differs", fake.FAULTS_OF: "drafted"}
+    result = bench.run(name, advice=False, engine={"env": faulty})
+    agreed = result["bench"]["agreement"]["speculative"]
+    assert agreed["prompts"] - agreed["same"] == 1
+    (tie,) = result["bench"]["ties"]
+    assert (tie["at"], tie["near"]) == (fake.WENT_APART, False)
+    assert tie["gap"] == pytest.approx(fake.GAP)
+    assert any("0.250 nats apart: at token 2 of prompt" in note for note in result["notes"])
+
+
+def test_texts_that_are_the_same_are_not_asked_about(bench: Bench) -> None:
+    assert bench.run(advice=False)["bench"]["ties"] == []
+
+
 def test_simulated_starts_count_as_starts(bench: Bench) -> None:
     words = r"this takes 5 starts .* job\.budget\.restarts is 4; set job\.budget\.restarts=5$"
     with pytest.raises(BadInput, match=words):
