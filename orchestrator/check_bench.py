@@ -94,20 +94,7 @@ def check_simulated(engine: Mapping[str, Any], job: Mapping[str, Any]) -> None:
             f"job.simulate sets SGLANG_SIMULATE_ACC_LEN, which {engine['name']} does not read; leave it "
             "out"
         )
-    if engine["url"] is not None:
-        raise InputError(
-            "job.simulate starts servers that simulate, but engine.url names one that runs; leave one "
-            "of them out"
-        )
-    if engine["launch"] is not None:
-        raise InputError(
-            "job.simulate starts servers of its own making, but engine.launch names one whole command; "
-            "leave one of them out"
-        )
-    if job["control"]:
-        raise InputError(
-            "job.simulate has no drafter to simulate with job.control; leave one of them out"
-        )
+    check_started_beside("job.simulate", engine, control=job["control"])
 
 
 def check_chain(engine: Mapping[str, Any], job: Mapping[str, Any]) -> None:
@@ -119,18 +106,19 @@ def check_chain(engine: Mapping[str, Any], job: Mapping[str, Any]) -> None:
             "job.chain measures a chain beside a tree, but with job.topk=1 all that is drafted is a "
             "chain; leave it out"
         )
-    if engine["url"] is not None:
-        raise InputError(
-            "job.chain starts a server of its own, but engine.url names one that runs; leave one of "
-            "them out"
-        )
-    if engine["launch"] is not None:
-        raise InputError(
-            "job.chain starts a server of its own making, but engine.launch names one whole command; "
-            "leave one of them out"
-        )
-    if job["control"]:
-        raise InputError("job.chain has no drafter with job.control; leave one of them out")
+    check_started_beside("job.chain", engine, control=job["control"])
+
+
+def check_started_beside(setting: str, engine: Mapping[str, Any], *, control: bool) -> None:
+    """What asks for one more server with the drafter needs one that the job puts together."""
+    for key, other in (("url", "a server that runs"), ("launch", "one whole command")):
+        if engine[key] is not None:
+            raise InputError(
+                f"{setting} starts servers of its own making, but engine.{key} names {other}; leave one "
+                "of them out"
+            )
+    if control:
+        raise InputError(f"{setting} has no drafter with job.control; leave one of them out")
 
 
 def check_draft(engine: str, job: Mapping[str, Any]) -> None:

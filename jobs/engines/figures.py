@@ -16,14 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle3.metrics import Count, Rate, Truth, rate
+from eagle3.student import t_quantile
 from jobs.engines.records import Answered, Pass
 
-CONFIDENCE = 0.95
-# Student's t at 97.5 % by degrees of freedom; beyond the last one the next lower is taken.
-T975 = {
-    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262,
-    10: 2.228, 12: 2.179, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 120: 1.980,
-}  # fmt: skip
+TAIL = 0.025  # to each side of a 95 % interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,5 +170,5 @@ def typical(values: Sequence[float]) -> Interval:
 
 
 def t975(freedom: int) -> float:
-    """Student's t, never too small."""
-    return T975[max(n for n in T975 if n <= freedom)]
+    """Student's t of a 95 % interval."""
+    return t_quantile(TAIL, freedom)

@@ -215,11 +215,11 @@ def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
         ),
         (
             [*SGLANG, URL, "job.simulate=true"],
-            "job.simulate starts servers that simulate, but engine.url names one that runs",
+            "job.simulate starts servers of its own making, but engine.url names a server that runs",
         ),
         (
             [*SGLANG, "job.control=true", "job.simulate=true"],
-            "job.simulate has no drafter to simulate with job.control; leave one of them out",
+            "job.simulate has no drafter with job.control; leave one of them out",
         ),
         (
             [*SGLANG, "job.chain=true"],
@@ -227,7 +227,7 @@ def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
         ),
         (
             [*SGLANG, *TREE, URL, "job.chain=true"],
-            "job.chain starts a server of its own, but engine.url names one that runs",
+            "job.chain starts servers of its own making, but engine.url names a server that runs",
         ),
         (
             [*SGLANG, *TREE, "job.control=true", "job.chain=true"],
@@ -239,7 +239,7 @@ def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
         ),
         (
             [*LAUNCHED, *TREE, "job.chain=true"],
-            "job.chain starts a server of its own making, but engine.launch names one whole command",
+            "job.chain starts servers of its own making, but engine.launch names one whole command",
         ),
         # Commands of one's own.
         (

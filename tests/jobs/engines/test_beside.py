@@ -140,7 +140,7 @@ def test_one_more_value_lies_where_student_says() -> None:
     # Logarithms -d, 0 and d around ln 2: the deviation is d; of a fourth one it is d·√(1 + 1/3).
     d = math.log(1.1)
     low, high = one_more([2 / 1.1, 2.0, 2 * 1.1])
-    reach = 4.303 * d * math.sqrt(4 / 3)
+    reach = 4.302652730 * d * math.sqrt(4 / 3)
     assert (low, high) == pytest.approx((2 * math.exp(-reach), 2 * math.exp(reach)))
     assert one_more([2.0]) == (0.0, math.inf)
 

@@ -151,7 +151,7 @@ def test_a_trends_interval_is_students() -> None:
     found = trend([(0.0, 1.0), (1.0, math.exp(d)), (2.0, 1.0)])
     assert found is not None
     assert found.value == pytest.approx(1.0)
-    assert found.high == pytest.approx(math.exp(2 * 12.706 * d / math.sqrt(3)))
+    assert found.high == pytest.approx(math.exp(2 * 12.706204736 * d / math.sqrt(3)))
     assert found.low == pytest.approx(1 / found.high)
 
 
