@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,16 +250,27 @@ def decoder_layers(model: Any) -> nn.ModuleList:
 def captured_states(layers: nn.ModuleList, states: Sequence[int]) -> Iterator[dict[int, Tensor]]:
     """Within the block, forward passes leave the canonical states named, each [B, T, H]."""
     kept: dict[int, Tensor] = {}
+    with states_kept(layers, states, kept.__setitem__):
+        yield kept
+
+
+@contextmanager
+def states_kept(
+    layers: nn.ModuleList, states: Sequence[int], keep: Callable[[int, Tensor], None]
+) -> Iterator[None]:
+    """Within the block, `keep` is called with each canonical state named, [B, T, H], of every forward
+    pass, by the thread that runs it.
+    """
     handles = []
 
     def take_input(k: int) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            kept[k] = args[0] if args else kwargs["hidden_states"]
+            keep(k, args[0] if args else kwargs["hidden_states"])
 
         return hook
 
     def take_output(_: nn.Module, __: Any, output: Any) -> None:
-        kept[len(layers)] = output[0] if isinstance(output, tuple) else output
+        keep(len(layers), output[0] if isinstance(output, tuple) else output)
 
     for k in states:
         if k < len(layers):
@@ -267,7 +278,7 @@ def captured_states(layers: nn.ModuleList, states: Sequence[int]) -> Iterator[di
         else:
             handles.append(layers[-1].register_forward_hook(take_output))
     try:
-        yield kept
+        yield
     finally:
         for handle in handles:
             handle.remove()

@@ -66,8 +66,9 @@ def diagnose_folder(asked: Asked, kit: Kit, progress: Progress = lambda *_: None
         texts = list(matter.texts)
     else:
         evidence = gather(matter, progress)
-    if asked.neighbours and is_low(evidence) and may_be_beside(matter, evidence, ran):
-        more_texts, made = with_neighbours(kit, evidence, texts, ran)
+    beside = with_neighbours(matter, evidence, ran) if asked.neighbours else None
+    if beside is not None:
+        more_texts, made = beside
         wide = replace(matter, texts=tuple(more_texts))
         wider = wider_search(wide, made, evidence, progress)
         if wider is not None:
@@ -175,36 +176,46 @@ def is_low(e: Evidence) -> bool:
     return bool(broken(e)) or is_low_alone(e)
 
 
-def may_be_beside(m: Matter, e: Evidence, layers: int) -> bool:
+def with_neighbours(
+    m: Matter, e: Evidence, layers: int
+) -> tuple[list[Text], tuple[int, ...]] | None:
+    """The texts with the states beside those that were found, where the target's first `layers` make
+    them, and which these are; None where none is worth a look.
+
+    A few texts tell, before the others' are made.
+    """
+    if not is_low(e) or "states" in m.asked.fixed or "states" in m.asked.only:
+        return None
+    found = {*e.trained.wiring.states(), *e.declared.states()}
+    missing = missing_beside(found, m.texts, layers)
+    stride = -(-len(m.texts) // FEW_TEXTS)
+    few = with_made(m.kit.layers, m.texts[::stride], missing)
+    if not may_be_beside(m, e, few, missing):
+        return None
+    others = [text for i, text in enumerate(m.texts) if i % stride]
+    rest = iter(with_made(m.kit.layers, others, missing))
+    return [
+        few[i // stride] if i % stride == 0 else next(rest) for i in range(len(m.texts))
+    ], missing
+
+
+def may_be_beside(m: Matter, e: Evidence, few: Sequence[Text], made: Sequence[int]) -> bool:
     """Whether it is worth while to make the states beside those that were found for all texts.
 
-    A few texts tell: with one of them a drafter that does not work has to be plainly better, and to come
-    near to working; one that works has to be right as often as it is without, but for chance.
+    With one of them a drafter that does not work has to be plainly better on the few, and to come near
+    to working; one that works has to be right as often as it is without, but for chance.
     """
-    if "states" in m.asked.fixed or "states" in m.asked.only:
-        return False
-    few = m.texts[:: -(-len(m.texts) // FEW_TEXTS)]
-    more, made = with_neighbours(m.kit, e, few, layers)
     others = neighbours(e.trained.wiring, made)
     if not others:
         return False
-    scorer = scorer_of(m, e, more)
+    scorer = scorer_of(m, e, few)
     teacher = e.searched.teacher.name
-    own, *rights = scorer.rights([e.trained.wiring, *others], range(len(more)), teacher).sum(1)
+    own, *rights = scorer.rights([e.trained.wiring, *others], range(len(few)), teacher).sum(1)
     best = float(max(rights) - own)
-    total = float(scorer.positions(range(len(more)), teacher).sum())
+    total = float(scorer.positions(range(len(few)), teacher).sum())
     if not broken(e):
         return best >= -BEHIND * total
     return best >= PLAIN * total and float(max(rights)) >= (least_accuracy(e) - DOUBT) * total
-
-
-def with_neighbours(
-    kit: Kit, e: Evidence, texts: Sequence[Text], layers: int
-) -> tuple[list[Text], tuple[int, ...]]:
-    """The texts with the states beside those that were found, where the target's layers make them."""
-    found = {*e.trained.wiring.states(), *e.declared.states()}
-    missing = missing_beside(found, texts, layers)
-    return with_made(kit.layers, texts, missing), missing
 
 
 def wider_search(

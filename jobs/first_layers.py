@@ -8,6 +8,7 @@ enough: attention is causal, so the positions behind them change nothing.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -22,8 +23,10 @@ from torch.nn.utils.rnn import pad_sequence
 from eagle3.errors import BadInput
 from eagle3.files import first_line, read_json
 from eagle3.headers import find_weights
+from eagle3.search.spread import SMALL as SMALL_WIDTH
+from eagle3.search.spread import spread
 from eagle3.target import TargetParts
-from jobs.capture_states import captured_states, decoder_layers
+from jobs.capture_states import decoder_layers, states_kept
 from jobs.environment import memory
 
 TEXTS = 4
@@ -172,23 +175,41 @@ def shorten(config: Any, layers: int) -> None:
     config.num_hidden_layers = layers
 
 
-@torch.no_grad()
-def run_layers(model: Any, texts: Sequence[Tensor], device: str) -> list[Tensor]:
-    """States 0 … m of each text [T], as [m + 1, T, H] on the CPU; raises BadInput where that fails.
+def run_layers(
+    model: Any, texts: Sequence[Tensor], device: str, only: Sequence[int] | None = None
+) -> list[Tensor]:
+    """States 0 … m of each text [T], or `only` these, as [K, T, H] on the CPU; raises BadInput where
+    that fails.
 
     Short texts run side by side, padded at the end, which changes nothing before it.
     """
     layers = decoder_layers(model)
-    made: dict[int, Tensor] = {}
-    for numbers in side_by_side([len(ids) for ids in texts]):
+    wanted = range(len(layers) + 1) if only is None else only
+    mine = threading.local()  # what a core's own pass leaves
+
+    def keep(k: int, state: Tensor) -> None:
+        mine.kept[k] = state
+
+    @torch.no_grad()
+    def run(numbers: Sequence[int]) -> list[Tensor]:
+        mine.kept = {}
         padded = pad_sequence([texts[i] for i in numbers], batch_first=True).to(device)
         try:
-            with captured_states(layers, range(len(layers) + 1)) as kept:
-                model.get_decoder()(input_ids=padded, use_cache=False)
+            model.get_decoder()(input_ids=padded, use_cache=False)
         except (RuntimeError, TypeError, ValueError, KeyError, IndexError) as error:
             raise BadInput(f"the target's layers cannot be run: {first_line(error)}") from error
-        for b, i in enumerate(numbers):
-            made[i] = torch.stack([kept[k][b, : len(texts[i])] for k in sorted(kept)]).cpu()
+        return [
+            torch.stack([mine.kept[k][b, : len(texts[i])] for k in wanted]).cpu()
+            for b, i in enumerate(numbers)
+        ]
+
+    small = device == "cpu" and model.config.get_text_config().hidden_size <= SMALL_WIDTH
+    groups = side_by_side([len(ids) for ids in texts])
+    cores = min(torch.get_num_threads() if small else 1, len(groups))
+    made: dict[int, Tensor] = {}
+    with states_kept(layers, wanted, keep):
+        for numbers, states in spread(run, groups, cores):
+            made.update(zip(numbers, states, strict=True))
     return [made[i] for i in range(len(texts))]
 
 

@@ -39,13 +39,18 @@ class TargetLayers:
         self.loaded = 0
         self._model: Any = None
 
-    def states(self, texts: Sequence[Tensor], layers: int) -> list[Tensor]:
-        """States 0 … `layers` or more of each text [T], [K, T, H] on the CPU. Raises BadInput."""
+    def states(
+        self, texts: Sequence[Tensor], layers: int, *, only: Sequence[int] | None = None
+    ) -> list[Tensor]:
+        """States 0 … `layers` or more of each text [T], or `only` these, [K, T, H] on the CPU.
+
+        Raises BadInput.
+        """
         if self._model is None or self.loaded < layers:
             self._model = None
             self._model = load_first_layers(self.target.folder, layers, self.target.device)
             self.loaded = layers
-        return run_layers(self._model, texts, self.target.device)
+        return run_layers(self._model, texts, self.target.device, only)
 
     def drop(self) -> None:
         """Give the memory back."""

@@ -27,9 +27,11 @@ def with_made(target: TargetLayers, texts: Sequence[Text], missing: Sequence[int
     """The texts with these states too; raises BadInput where the target cannot be run."""
     if not missing:
         return list(texts)
-    made = target.states([text.ids for text in texts], max(missing))
-    pairs = zip(texts, made, strict=True)
-    return [with_states(t, {k: states[k].clone() for k in missing}) for t, states in pairs]
+    made = target.states([text.ids for text in texts], max(missing), only=missing)
+    return [
+        with_states(text, dict(zip(missing, states, strict=True)))
+        for text, states in zip(texts, made, strict=True)
+    ]
 
 
 def better_neighbour(

@@ -35,13 +35,13 @@ def with_remade(target: TargetLayers, texts: Sequence[Text], inspected: Inspecte
 
     Raises BadInput where the target cannot be run.
     """
-    lost = set(lost_states(inspected).values())
-    made = target.states([text.ids for text in texts], max(lost))
+    lost = sorted(set(lost_states(inspected).values()))
+    made = target.states([text.ids for text in texts], max(lost), only=lost)
     return [
         replace(
             with_states(
                 replace(text, states={k: h for k, h in text.states.items() if k not in lost}),
-                {k: states[k].clone() for k in sorted(lost)},
+                dict(zip(lost, states, strict=True)),
             ),
             computed=text.computed,
         )

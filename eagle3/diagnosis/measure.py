@@ -26,6 +26,7 @@ from eagle3.wiring import Feedback, HeadInput, Wiring
 
 # Without which little else can be known: a part of which a little work is as good as none.
 STATES_PART = "what the target's states feed in"
+FEW_TEXTS = 16  # that are asked first whether a part does any work
 # Spread of a norm's weights, by their size, up to which they are as they began.
 UNTRAINED = 0.02
 
@@ -132,11 +133,18 @@ def health(
 ) -> Health:
     """Whether every part of the drafter does some work at the first step, wired so."""
     chosen = range(len(scorer.texts))
+    few = chosen[:: -(-len(chosen) // FEW_TEXTS)]
     whole = scorer.first([wiring], chosen, [teacher])[wiring][teacher]
     sums, rows = scorer.losses([wiring], chosen, teacher)
     parts = []
     for name, single, maimed in without_parts(checkpoint):
         other = remake(maimed)
+        counts = other.first([wiring], few, [teacher])[wiring][teacher]
+        if any(count.denominator for count in counts):
+            made = part(name, single, [whole[i] for i in few], counts, seed, comparisons)
+            if clearly_works(made):
+                parts.append(made)
+                continue
         counts = other.first([wiring], chosen, [teacher])[wiring][teacher]
         made = part(name, single, whole, counts, seed, comparisons)
         doubtful = made.worth.low <= 0 if single else made.share < USELESS
@@ -193,6 +201,14 @@ def left_out(checkpoint: DrafterCheckpoint, target: TargetParts, wiring: Wiring)
         f"the last norm harms although it was trained (its weights lie between {weight.min():.2f} and "
         f"{weight.max():.2f}): the drafter is better without it, so they are not what was trained"
     )
+
+
+def clearly_works(part: Part) -> bool:
+    """Whether few texts settle that the part does some work, so that no more have to tell."""
+    if part.single:
+        return part.worth.low > 0
+    with_it = part.without.value + part.worth.value
+    return part.worth.low >= USELESS * with_it > 0
 
 
 def plain_rate(counts: Sequence[Count], seed: int) -> Rate:

@@ -157,6 +157,7 @@ def race_chains(
     """
 
     def measure(left: Sequence[Wiring], chosen: Sequence[int]) -> Measured | None:
+        scorer.draft(left, chosen)
         counts = [scorer.chains(wiring, chosen, truth) for wiring in left]
         lengths = [[c[LENGTH] for c in texts] for texts in counts]
         if not any(c.denominator for texts in lengths for c in texts):
@@ -389,6 +390,7 @@ def rank(
     of the first there has to be one.
     """
     chosen = range(len(scorer.texts)) if chosen is None else sorted(chosen)
+    scorer.draft(wirings, chosen)
     best = list(against)
     ranked = []
     for wiring in wirings:

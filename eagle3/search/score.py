@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +29,7 @@ from eagle3.model import Cache, Drafter, DrafterShape
 from eagle3.samples import asked_in_vain
 from eagle3.search.batch import Batch
 from eagle3.search.outputs import FEW, Outputs
-from eagle3.search.spread import spread
+from eagle3.search.spread import SMALL, spread
 from eagle3.search.texts import Text, known_states
 from eagle3.target import TargetParts
 from eagle3.wiring import D2T, DecoderLayer, Embedding, Head, Token, Wiring, needs_target
@@ -37,7 +37,6 @@ from eagle3.wiring import D2T, DecoderLayer, Embedding, Head, Token, Wiring, nee
 # Positions that go through the block together. More leave the processor's caches, fewer leave small
 # drafters waiting for the next operation to begin.
 AT_ONCE = {"cpu": 1024, "cuda": 16384}
-SMALL = 1024  # width up to which each core takes a share of its own
 ROWS_AT_ONCE = 512  # bounds logits to [512, V_d]
 TEMPERATURES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0)  # that losses are tried at
 SCORES_AT_ONCE = 1 << 25  # numbers in the deeper steps' attention scores
@@ -85,6 +84,7 @@ class Scorer:
         self._picks: dict[Wiring, dict[int, Tensor]] = defaultdict(dict)
         self._outputs = Outputs(texts, checkpoint.drafter.shape.hidden)
         self._drafted: dict[Wiring, dict[int, Tensor]] = defaultdict(dict)
+        self._counted: dict[tuple[Wiring, str], dict[int, dict[str, Count]]] = defaultdict(dict)
         self._scored: dict[int, tuple[int, ...]] = {}
         self._shapes: dict[Wiring, DrafterShape] = {}
         self._drafters: dict[DrafterShape, Drafter] = {}
@@ -217,22 +217,31 @@ class Scorer:
 
         But for step_accuracy/marginal: a chain is followed to its first miss only.
         """
-        drafted = self._drafted[wiring]
-        new = [i for i in chosen if i not in drafted]
-        if new:
-            self.check(wiring)
-            batches = self._batches(new)
-            for batch, made in spread(partial(self._draft, wiring), batches, self._cores):
-                drafted.update(zip(batch.numbers, made, strict=True))
+        self.draft([wiring], chosen)
+        drafted, counted = self._drafted[wiring], self._counted[wiring, teacher]
         t2d = self.checkpoint.vocabulary(self.to_target(wiring.d2t))
-        counts = []
         for i in chosen:
+            if i in counted:
+                continue
             text = self.texts[i]
             truth = text.truths[teacher]
             chains = drafted[i].long()
             judged = judge_chains(chains, text.rows, text.ids, text.mask, truth, t2d)
-            counts.append(count_chains(judged, marginal=False))
-        return counts
+            counted[i] = count_chains(judged, marginal=False)
+        return [counted[i] for i in chosen]
+
+    def draft(self, wirings: Iterable[Wiring], chosen: Sequence[int]) -> None:
+        """Draft the chains of these wirings that are not known yet, side by side."""
+        lacking: dict[tuple[int, ...], list[Wiring]] = defaultdict(list)
+        for wiring in dict.fromkeys(wirings):
+            drafted = self._drafted[wiring]
+            if new := tuple(i for i in chosen if i not in drafted):
+                self.check(wiring)
+                lacking[new].append(wiring)
+        for new, asked in lacking.items():
+            parts = ((wiring, batch) for batch in self._batches(new) for wiring in asked)
+            for (wiring, batch), made in spread(self._draft, parts, self._cores):
+                self._drafted[wiring].update(zip(batch.numbers, made, strict=True))
 
     # What a wiring stands for.
 
@@ -466,8 +475,9 @@ class Scorer:
     # Whole chains: eagle3.chain.draft_chains for texts side by side.
 
     @torch.no_grad()
-    def _draft(self, wiring: Wiring, batch: Batch) -> list[Tensor]:
+    def _draft(self, part: tuple[Wiring, Batch]) -> list[Tensor]:
         """Each text's chains, [R, steps] int32."""
+        wiring, batch = part
         shape = self.shape(wiring)
         drafter = self.drafter(shape)
         g = batch.fuse(drafter, wiring.states())

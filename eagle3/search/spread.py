@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 
+SMALL = 1024  # width of states up to which an operation is too little for two cores
 AHEAD = 2  # pieces a core that are begun before the first one is taken, so that none waits
 Piece = TypeVar("Piece")
 Made = TypeVar("Made")

@@ -10,6 +10,7 @@ import torch
 from eagle3.checkpoint import DrafterCheckpoint
 from eagle3.diagnosis import measure
 from eagle3.diagnosis.evidence import Part
+from eagle3.metrics import Difference, Rate
 from eagle3.search.score import Scorer
 from eagle3.target import TargetParts
 from eagle3.wiring import Embedding, Feedback, HeadInput, Wiring
@@ -95,3 +96,31 @@ def test_a_last_norm_that_was_trained_is_not_left_out(target: TargetParts) -> No
     begun = torch.linspace(0.5, 2.0, width)
     target.final_norm().weight.copy_(begun)
     assert measure.left_out(with_norm(begun), target, raw) is None
+
+
+def test_few_texts_settle_only_what_is_clear() -> None:
+    def part(low: float, single: bool) -> Part:
+        without = Rate(value=0.3, low=0.3, high=0.3, numerator=3, denominator=10, truth=TEACHER)
+        worth = Difference(value=0.2, low=low, high=0.4)
+        return Part(name="a part", single=single, without=without, worth=worth, share=0.4)
+
+    # Of one of several it is enough that it does no harm, of all of a sort a share of 0.5 has to go.
+    for low, single, clear in (
+        (0.001, True, True),
+        (0.0, True, False),
+        (-0.1, True, False),
+        (measure.USELESS * 0.5, False, True),
+        (measure.USELESS * 0.5 - 0.001, False, False),
+    ):
+        assert measure.clearly_works(part(low, single)) is clear
+
+
+@pytest.mark.parametrize("few", [2, 16])
+def test_what_is_not_clear_on_few_texts_is_measured_on_all(
+    few: int, target: TargetParts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "FEW_TEXTS", few)
+    monkeypatch.setattr(measure, "clearly_works", lambda _: False)
+    made, texts = checkpoint(PLAIN), small_texts()
+    total = sum(len(text.rows) for text in texts)
+    assert {part.without.denominator for part in parts_of(made, target).values()} == {total}

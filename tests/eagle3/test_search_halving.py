@@ -58,6 +58,9 @@ class Table:
     def positions(self, chosen: Sequence[int], _: str) -> Tensor:
         return torch.full((len(chosen),), float(self.rows), dtype=torch.float64)
 
+    def draft(self, asked: Sequence[Wiring], chosen: Sequence[int]) -> None:
+        self.asked += [(w, i) for w in asked for i in chosen]
+
     def chains(self, wiring: Wiring, chosen: Sequence[int], _: str) -> list[dict[str, Count]]:
         row = self.right[self.wirings.index(wiring)]
         return [

@@ -34,6 +34,7 @@ from transformers import (
 from eagle3.data.argmax import write_argmax
 from eagle3.errors import BadInput
 from eagle3.target import load_target_parts
+from jobs import first_layers
 from jobs.capture_states import captured_states, decoder_layers
 from jobs.events import Events
 from jobs.first_layers import load_first_layers, mib, plan_layers, run_layers, side_by_side
@@ -817,6 +818,25 @@ def test_texts_that_run_side_by_side_are_as_alone(llama: Made) -> None:
         (alone,) = run_layers(model, [ids], "cpu")
         assert states.shape == alone.shape
         torch.testing.assert_close(states, alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_some_states_of_groups_on_several_cores_are_those_of_all(
+    cores: int, llama: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_layers, "TOGETHER", 1)  # every text is a group
+    model = load_first_layers(llama.folder, LAYERS, "cpu")
+    texts = [ids[:n] for n, ids in enumerate(llama.ids * 4, start=3)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(cores)
+    try:
+        some = run_layers(model, texts, "cpu", [2, LAYERS, 0])
+        torch.set_num_threads(1)
+        whole = run_layers(model, texts, "cpu")
+    finally:
+        torch.set_num_threads(threads)
+    for states, every in zip(some, whole, strict=True):
+        assert torch.equal(states, every[[2, LAYERS, 0]])
 
 
 def test_as_many_short_texts_run_together_as_fit_with_their_padding() -> None:
