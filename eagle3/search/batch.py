@@ -5,7 +5,7 @@ Attention is causal, so what stands behind a text changes nothing in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from eagle3.search.texts import Text
 from eagle3.wiring import Token
 
 KEPT_BYTES = 1 << 30  # of partial products
+WASTE = 1.2  # rows that are run, padding included, over those that are asked for
 
 
 class Batch:
@@ -102,3 +103,19 @@ class Batch:
         """The tokens beside the states in the first step, [B, L]."""
         shift = FIRST_TOKEN[token]
         return self.ids[:, shift : shift + self.length]
+
+
+def batches(
+    texts: Sequence[Text], chosen: Sequence[int], shape: DrafterShape, at_once: int
+) -> Iterator[Batch]:
+    """The chosen texts, as many that are about equally long as make up to `at_once` positions."""
+    group: list[int] = []
+    for i in sorted(chosen, key=lambda i: int(texts[i].rows[-1])):
+        more = [*group, i]
+        lengths = [int(texts[n].rows[-1]) + 1 for n in more]
+        run = len(more) * max(lengths)
+        if group and (run > at_once or run > WASTE * sum(lengths)):
+            yield Batch(group, [texts[n] for n in group], shape)
+            more = [i]
+        group = more
+    yield Batch(group, [texts[n] for n in group], shape)

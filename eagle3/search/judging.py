@@ -128,7 +128,7 @@ def is_earned(scorer: Scorer, wiring: Wiring, teacher: str, chosen: Sequence[int
     if wiring.token is not Token.after_next:
         return True
     known = torch.cat([scorer.texts[i].truths[teacher][scorer.texts[i].rows + 2] for i in chosen])
-    vocabulary = scorer.checkpoint.vocabulary(scorer.to_target(wiring.d2t))
+    vocabulary = scorer.checkpoint.vocabulary(scorer.wired.to_target(wiring.d2t))
     drafted = vocabulary[known.clamp(min=0)] & (known >= 0)
     right = scorer.rights([wiring], chosen, teacher).sum()
     return bool(right >= REPEATED * int(drafted.sum()))

@@ -15,33 +15,30 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3.checkpoint import DrafterCheckpoint
-from eagle3.connect import check_fit, embedding_of, head_of, switches_of, target_rope
+from eagle3.connect import check_fit
 from eagle3.errors import BadInput
 from eagle3.metrics import Count, count_chains, judge_chains
-from eagle3.model import Cache, Drafter, DrafterShape
+from eagle3.model import DrafterShape
 from eagle3.samples import asked_in_vain
-from eagle3.search.batch import Batch
+from eagle3.search.batch import Batch, batches
+from eagle3.search.drafting import draft
 from eagle3.search.outputs import FEW, Outputs
+from eagle3.search.rewired import ROWS_AT_ONCE, Rewired
 from eagle3.search.spread import SMALL, spread
 from eagle3.search.texts import Text, known_states
 from eagle3.target import TargetParts
-from eagle3.wiring import D2T, DecoderLayer, Embedding, Head, Token, Wiring, needs_target
+from eagle3.wiring import D2T, DecoderLayer, Embedding, Head, Token, Wiring
 
 # Positions that go through the block together. More leave the processor's caches, fewer leave small
 # drafters waiting for the next operation to begin.
 AT_ONCE = {"cpu": 1024, "cuda": 16384}
-ROWS_AT_ONCE = 512  # bounds logits to [512, V_d]
 TEMPERATURES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0)  # that losses are tried at
-SCORES_AT_ONCE = 1 << 25  # numbers in the deeper steps' attention scores
-KEPT_BYTES = 1 << 30  # of rows of the target's head
-WASTE = 1.2  # rows that are run, padding included, over those that are asked for
 
 Sum = tuple[tuple[int, ...], bool, bool]  # states, and the shape's norm_before_fc and fc_norm
 Block = tuple[DrafterShape, Embedding, Token]
@@ -78,6 +75,7 @@ class Scorer:
         if not texts:
             raise BadInput("there is no text to score a wiring on")
         self.checkpoint, self.target, self.texts, self.steps = checkpoint, target, texts, steps
+        self.wired = Rewired(checkpoint, target)
         self.known = known_states(texts)
         self.teachers = sorted(set.intersection(*(set(text.truths) for text in texts)))
         self._rights: dict[Wiring, dict[int, tuple[int, ...]]] = defaultdict(dict)
@@ -86,10 +84,6 @@ class Scorer:
         self._drafted: dict[Wiring, dict[int, Tensor]] = defaultdict(dict)
         self._counted: dict[tuple[Wiring, str], dict[int, dict[str, Count]]] = defaultdict(dict)
         self._scored: dict[int, tuple[int, ...]] = {}
-        self._shapes: dict[Wiring, DrafterShape] = {}
-        self._drafters: dict[DrafterShape, Drafter] = {}
-        self._to_target: dict[D2T, Tensor] = {}
-        self._heads: dict[D2T, Tensor] = {}
         device = str(texts[0].ids.device.type)
         self._at_once = AT_ONCE.get(device, AT_ONCE["cuda"])
         self._cores = 1
@@ -125,10 +119,10 @@ class Scorer:
         if lacking := [k for k in states if k not in self.known]:
             folder = str(self.texts[0].path.parent)
             raise BadInput(asked_in_vain(lacking, self.known, folder))
-        self.shape(wiring)
-        embedding_of(self.checkpoint, self.target, wiring.embedding)
+        self.wired.shape(wiring)
+        self.wired.embedding(wiring.embedding)
         if wiring.head is Head.target or not shape.own_head:
-            self.head(wiring)
+            self.wired.head(wiring)
 
     def first(
         self, wirings: Sequence[Wiring], chosen: Sequence[int], teachers: Sequence[str]
@@ -164,7 +158,7 @@ class Scorer:
         it best, so that one that only makes the drafter more or less sure of itself wins nothing.
         """
         (reading,) = {wiring.d2t for wiring in wirings}
-        ids = self.to_target(reading)
+        ids = self.wired.to_target(reading)
         draft_id = torch.full((self.target.vocab + 1,), -1, device=ids.device)
         draft_id[ids] = torch.arange(len(ids), device=ids.device)
         draft_id[-1] = -1  # where an id leads outside, and where the teacher's choice is not known
@@ -219,7 +213,7 @@ class Scorer:
         """
         self.draft([wiring], chosen)
         drafted, counted = self._drafted[wiring], self._counted[wiring, teacher]
-        t2d = self.checkpoint.vocabulary(self.to_target(wiring.d2t))
+        t2d = self.checkpoint.vocabulary(self.wired.to_target(wiring.d2t))
         for i in chosen:
             if i in counted:
                 continue
@@ -240,70 +234,8 @@ class Scorer:
                 lacking[new].append(wiring)
         for new, asked in lacking.items():
             parts = ((wiring, batch) for batch in self._batches(new) for wiring in asked)
-            for (wiring, batch), made in spread(self._draft, parts, self._cores):
+            for (wiring, batch), made in spread(self._drafted_of, parts, self._cores):
                 self._drafted[wiring].update(zip(batch.numbers, made, strict=True))
-
-    # What a wiring stands for.
-
-    def shape(self, wiring: Wiring) -> DrafterShape:
-        """The drafter's shape behind the wiring's switches."""
-        if wiring not in self._shapes:
-            own = self.checkpoint.drafter.shape
-            theirs = target_rope(self.target) if needs_target(wiring.rope) else None
-            self._shapes[wiring] = replace(own, **switches_of(wiring, own, theirs))
-        return self._shapes[wiring]
-
-    def drafter(self, shape: DrafterShape) -> Drafter:
-        """The same weights in that shape."""
-        if shape == self.checkpoint.drafter.shape:
-            return self.checkpoint.drafter
-        if shape not in self._drafters:
-            own = vars(self.checkpoint.drafter.shape)
-            switches = {name: value for name, value in vars(shape).items() if value != own[name]}
-            self._drafters[shape] = self.checkpoint.drafter.rewired(**switches)
-        return self._drafters[shape]
-
-    def to_target(self, d2t: D2T) -> Tensor:
-        """The target id of every draft id [V_d]; -1, which is never right, outside the vocabulary.
-
-        A table of absolute ids that is read as offsets leads outside, and is a start like any other.
-        """
-        if d2t not in self._to_target:
-            table, vocab = self.checkpoint.drafter.d2t, self.target.vocab
-            ids = torch.arange(len(table), device=table.device)
-            if d2t is not D2T.identity:
-                ids = table + ids if d2t is D2T.offset else table.clone()
-            self._to_target[d2t] = ids.where((ids >= 0) & (ids < vocab), -1)
-        return self._to_target[d2t]
-
-    def outside(self, d2t: D2T) -> int:
-        """How many draft ids lead outside the target's vocabulary."""
-        return int((self.to_target(d2t) < 0).sum())
-
-    @cached_property
-    def named_by_t2d(self) -> frozenset[D2T]:
-        """The readings of d2t that name the tokens of the file's own t2d; none, where it has none."""
-        if not self.checkpoint.own_t2d:
-            return frozenset()
-        wanted = self.checkpoint.drafter.t2d.nonzero().flatten()
-        return frozenset(d for d in D2T if torch.equal(self.to_target(d).sort().values, wanted))
-
-    def head(self, wiring: Wiring) -> Tensor:
-        """The head's rows [V_d, H_d]."""
-        drafter = self.checkpoint.drafter
-        if wiring.head is Head.own:
-            head_of(self.checkpoint, self.target, Head.own, drafter.d2t)  # says where there is none
-            return drafter.lm_head.weight
-        made = self._heads.get(wiring.d2t)
-        if made is None:
-            rows = self.to_target(wiring.d2t).clamp(min=0)
-            size = len(rows) * self.target.hidden * 4
-            if (len(self._heads) + 1) * size > KEPT_BYTES:
-                self._heads.clear()
-            made = head_of(self.checkpoint, self.target, Head.target, rows)
-            assert made is not None
-            self._heads[wiring.d2t] = made
-        return made
 
     # The first step.
 
@@ -359,25 +291,19 @@ class Scorer:
         counts = [truth.shape[1] for truth in truths]
         for wiring in wirings:
             known, rights = self._picks[by_picks(wiring)], self._rights[wiring]
-            ids = self.to_target(wiring.d2t)[torch.cat([known[i] for i in chosen]).long()]
+            ids = self.wired.to_target(wiring.d2t)[torch.cat([known[i] for i in chosen]).long()]
             # What leads outside is -1, and so is a choice that is not known.
             right = ((ids == together) & (together >= 0)).split(counts, 1)
             for i, of_text in zip(chosen, right, strict=True):
                 rights[i] = tuple(of_text.sum(1).tolist())
 
     def _batches(self, chosen: Sequence[int]) -> Iterator[Batch]:
-        """The chosen texts, as many that are about equally long as go through the block together."""
-        shape = self.checkpoint.drafter.shape
-        group: list[int] = []
-        for i in sorted(chosen, key=lambda i: int(self.texts[i].rows[-1])):
-            more = [*group, i]
-            lengths = [int(self.texts[n].rows[-1]) + 1 for n in more]
-            run = len(more) * max(lengths)
-            if group and (run > self._at_once or run > WASTE * sum(lengths)):
-                yield Batch(group, [self.texts[n] for n in group], shape)
-                more = [i]
-            group = more
-        yield Batch(group, [self.texts[n] for n in group], shape)
+        """The chosen texts, side by side."""
+        return batches(self.texts, chosen, self.checkpoint.drafter.shape, self._at_once)
+
+    def _drafted_of(self, part: tuple[Wiring, Batch]) -> list[Tensor]:
+        """Each text's chains, [R, steps] int32."""
+        return draft(self.wired, *part, self.steps)
 
     def _shares(self, chosen: Sequence[int], wirings: Sequence[Wiring]) -> Iterator[Share]:
         """The first steps of these wirings on these texts, in parts that are run at once."""
@@ -387,7 +313,7 @@ class Scorer:
         usual = {name: getattr(own, name) for name in unseen}
         blocks: dict[Block | None, dict[Sum, list[Wiring]]] = defaultdict(lambda: defaultdict(list))
         for wiring in wirings:
-            shape = self.shape(wiring)
+            shape = self.wired.shape(wiring)
             total = (wiring.states(), shape.norm_before_fc, shape.fc_norm)
             block = None
             if wiring.decoder_layer is DecoderLayer.included:
@@ -421,16 +347,16 @@ class Scorer:
         for states, whole, chunks in totals:
             own = self.checkpoint.drafter.shape
             shape = replace(own, norm_before_fc=whole, fc_norm=chunks)
-            fused.append(batch.fuse(self.drafter(shape), states))
+            fused.append(batch.fuse(self.wired.drafter(shape), states))
         if block is None:
             return torch.stack([g.flatten(0, 1)[batch.flat] for g in fused])
         shape, embedding, token = block
         g = torch.cat(fused)
-        table = embedding_of(self.checkpoint, self.target, embedding)
+        table = self.wired.embedding(embedding)
         embedded = table[batch.tokens(token)].float().repeat(len(totals), 1, 1)
         rows = torch.arange(batch.length, device=g.device)
         asked = batch.asked.repeat(len(totals), 1)
-        y = self.drafter(shape).step(embedded, g, rows, [], asked=asked)
+        y = self.wired.drafter(shape).step(embedded, g, rows, [], asked=asked)
         return y.view(len(totals), *batch.asked.shape, -1)[:, batch.is_row]
 
     @torch.no_grad()
@@ -439,28 +365,19 @@ class Scorer:
         heads: dict[tuple[bool, Head, D2T | None], list[Wiring]] = defaultdict(list)
         for wiring in wirings:
             reading = wiring.d2t if wiring.head is Head.target else None
-            heads[self.shape(wiring).head_norm, wiring.head, reading].append(wiring)
+            heads[self.wired.shape(wiring).head_norm, wiring.head, reading].append(wiring)
         counts = [len(text.rows) for text in batch.texts]
         picked: list[Picked] = []
         for (normed, _, _), alike in heads.items():
-            picks = self.picks(y, alike[0], normed).int().split(counts)
+            picks = self.wired.picks(y, alike[0], normed).int().split(counts)
             picked.append((alike, dict(zip(batch.numbers, picks, strict=True))))
         return picked
-
-    def picks(self, y: Tensor, wiring: Wiring, normed: bool) -> Tensor:
-        """The draft id that the head chooses for each row of y [N, H_d]."""
-        head = self.head(wiring)
-        chosen = []
-        for part in y.split(ROWS_AT_ONCE):
-            seen = self.checkpoint.drafter.norm(part) if normed else part
-            chosen.append(F.linear(seen, head).argmax(-1))
-        return torch.cat(chosen)
 
     def _loss(self, y: Tensor, wanted: Tensor, wiring: Wiring) -> Tensor:
         """Cross-entropy of every row of y [N, H_d] with its draft id, [TEMPERATURES, N]; of no meaning
         where that is -1.
         """
-        head, normed = self.head(wiring), self.shape(wiring).head_norm
+        head, normed = self.wired.head(wiring), self.wired.shape(wiring).head_norm
         losses = []
         for part, ids in zip(y.split(ROWS_AT_ONCE), wanted.split(ROWS_AT_ONCE), strict=True):
             seen = self.checkpoint.drafter.norm(part) if normed else part
@@ -471,86 +388,6 @@ class Scorer:
                 )
             )
         return torch.cat(losses, 1)
-
-    # Whole chains: eagle3.chain.draft_chains for texts side by side.
-
-    @torch.no_grad()
-    def _draft(self, part: tuple[Wiring, Batch]) -> list[Tensor]:
-        """Each text's chains, [R, steps] int32."""
-        wiring, batch = part
-        shape = self.shape(wiring)
-        drafter = self.drafter(shape)
-        g = batch.fuse(drafter, wiring.states())
-        if wiring.decoder_layer is DecoderLayer.skipped:
-            rows = g.flatten(0, 1)[batch.flat]
-            first = self.to_target(wiring.d2t)[self.picks(rows, wiring, shape.head_norm)].int()
-            whole = first[:, None].expand(-1, self.steps)
-            return list(whole.split([len(text.rows) for text in batch.texts]))
-        table = embedding_of(self.checkpoint, self.target, wiring.embedding)
-        native: Cache = []
-        prefix = torch.arange(batch.length, device=g.device)
-        embedded = table[batch.tokens(wiring.token)]
-        y = drafter.step(embedded, g, prefix, native, asked=batch.asked)
-        most = max(1, SCORES_AT_ONCE // (len(batch.texts) * shape.heads * batch.length))
-        chains = [
-            self._follow(wiring, batch, native, *part)
-            for part in zip(
-                *(x.split(min(most, ROWS_AT_ONCE), 1) for x in (y, batch.asked, batch.is_row)),
-                strict=True,
-            )
-        ]
-        whole = torch.cat(chains, 1)[batch.is_row]
-        return list(whole.split([len(text.rows) for text in batch.texts]))
-
-    def _follow(
-        self,
-        wiring: Wiring,
-        batch: Batch,
-        native: Cache,
-        hidden: Tensor,
-        rows: Tensor,
-        alive: Tensor,
-    ) -> Tensor:
-        """Chains behind rows [B, R] whose first step gives hidden [B, R, H_d], [B, R, steps] int32.
-
-        Each as far as it drafts the text: behind anything else no truth is known, and nothing counts.
-        What is not drafted is -1. `alive` [B, R] are the rows that are asked for.
-        """
-        shape, to_target = self.shape(wiring), self.to_target(wiring.d2t)
-        drafter = self.drafter(shape)
-        table = embedding_of(self.checkpoint, self.target, wiring.embedding)
-        ids = batch.ids_until(batch.length + 1 + self.steps)
-        texts = torch.arange(len(rows), device=rows.device)[:, None]
-        chains = torch.full((*rows.shape, self.steps), -1, dtype=torch.int32, device=rows.device)
-        places = torch.arange(rows.shape[1], device=rows.device).expand(rows.shape)
-        cache = list(native)
-        for step in range(self.steps):
-            tokens = self._tokens(hidden, wiring, shape, to_target)
-            text, at = alive.nonzero(as_tuple=True)
-            chains[text, places[text, at], step] = tokens[text, at].int()
-            alive = alive & (tokens == ids.gather(1, rows + 2 + step))
-            most = int(alive.sum(1).max())
-            if not most or step + 1 == self.steps:
-                break
-            # Those that go on stand in front; a text with fewer of them is padded with others.
-            kept = alive.int().argsort(stable=True, dim=1, descending=True)[:, :most]
-            alive, rows, places, tokens = (x.gather(1, kept) for x in (alive, rows, places, tokens))
-            hidden = hidden[texts, kept]
-            along = kept[:, None, :, None]
-            cache[1:] = [
-                [(k.take_along_dim(along, 2), v.take_along_dim(along, 2)) for k, v in layers]
-                for layers in cache[1:]
-            ]
-            fed = table[tokens.clamp(min=0)]
-            hidden = drafter.step(fed, drafter.feedback(hidden), rows, cache)
-        return chains
-
-    def _tokens(
-        self, hidden: Tensor, wiring: Wiring, shape: DrafterShape, to_target: Tensor
-    ) -> Tensor:
-        """What the head makes of hidden [B, R, H_d], as target ids [B, R]."""
-        picks = self.picks(hidden.flatten(0, 1), wiring, shape.head_norm)
-        return to_target[picks].view(hidden.shape[:2])
 
 
 def by_picks(wiring: Wiring) -> Wiring:

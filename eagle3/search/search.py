@@ -329,8 +329,8 @@ def as_long(walk: Walk, wiring: Wiring, best: Wiring) -> bool:
 def vocabulary_notes(scorer: Scorer, *wirings: Wiring) -> Iterator[str]:
     """Where a reading of d2t leads outside the target's vocabulary."""
     for reading in dict.fromkeys(wiring.d2t for wiring in wirings):
-        if count := scorer.outside(reading):
+        if count := scorer.wired.outside(reading):
             yield (
                 f"d2t read as '{reading.value}' leads outside the target's vocabulary at {count} of "
-                f"{len(scorer.to_target(reading))} draft ids, which count as wrong"
+                f"{len(scorer.wired.to_target(reading))} draft ids, which count as wrong"
             )

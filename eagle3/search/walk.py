@@ -154,7 +154,7 @@ class Walk:
 
     def why_no_table(self, wiring: Wiring) -> str | None:
         """Why a reading of d2t is none to be tried with the target's head; None: it is."""
-        named = self.scorer.named_by_t2d
+        named = self.scorer.wired.named_by_t2d
         if wiring.head is not Head.target or not named or wiring.d2t in named:
             return None
         return (

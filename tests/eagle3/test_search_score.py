@@ -15,7 +15,7 @@ from eagle3.errors import BadInput
 from eagle3.metrics import Count
 from eagle3.model import Drafter, DrafterShape
 from eagle3.search import batch as batches
-from eagle3.search import outputs, score
+from eagle3.search import drafting, outputs, rewired, score
 from eagle3.search.axes import axes_of, changed
 from eagle3.search.score import Scorer
 from eagle3.target import TargetParts
@@ -60,7 +60,7 @@ def test_every_single_change_is_counted_as_alone(name: str, target: TargetParts)
     own = checkpoint(SHAPES[name])
     texts = small_texts()
     scorer = Scorer(own, target, texts, steps=STEPS)
-    wirings = [w for w in single_changes(SHAPES[name], target) if scorer.outside(w.d2t) == 0]
+    wirings = [w for w in single_changes(SHAPES[name], target) if scorer.wired.outside(w.d2t) == 0]
     everything = range(len(texts))
     first = scorer.first(wirings, everything, TEACHERS)
     for wiring in wirings:
@@ -112,8 +112,9 @@ def test_how_much_is_run_together_changes_no_count(
     own, texts = checkpoint(FULL), small_texts((9, 14, 11, 30, 12, 12, 13))
     wirings = [Wiring.of_states(s).resolved(own.form) for s in permutations(STATES, 3)]
     monkeypatch.setitem(score.AT_ONCE, "cpu", at_once)
-    monkeypatch.setattr(score, "ROWS_AT_ONCE", rows)
-    monkeypatch.setattr(score, "SCORES_AT_ONCE", scores)
+    for module in (score, rewired, drafting):
+        monkeypatch.setattr(module, "ROWS_AT_ONCE", rows)
+    monkeypatch.setattr(drafting, "SCORES_AT_ONCE", scores)
     monkeypatch.setattr(batches, "KEPT_BYTES", kept)
     scorer = Scorer(own, target, texts, steps=STEPS)
     everything = range(len(texts))
@@ -148,7 +149,8 @@ def test_states_are_fed_as_stored_and_a_text_is_only_read_once(target: TargetPar
 def test_chains_are_followed_as_far_as_they_are_right(
     monkeypatch: pytest.MonkeyPatch, target: TargetParts, name: str, rows: int
 ) -> None:
-    monkeypatch.setattr(score, "ROWS_AT_ONCE", rows)
+    for module in (score, rewired, drafting):
+        monkeypatch.setattr(module, "ROWS_AT_ONCE", rows)
     own = checkpoint(SHAPES[name])
     wiring = Wiring.of_states(STATES[:3]).resolved(own.form)
     texts = drafted_texts(own, target, wiring, (40, 9, 33, 38, 12))
@@ -175,6 +177,7 @@ def test_cores_that_work_side_by_side_change_no_count(target: TargetParts) -> No
         try:
             scorer = Scorer(own, target, texts, steps=STEPS)
             counts = scorer.first(wirings, everything, TEACHERS)
+            scorer.draft(wirings[:2], everything[::2])
             chains = [scorer.chains(w, everything, "next_token") for w in wirings[:3]]
             losses, _ = scorer.losses(wirings[:3], everything, "next_token")
             assert torch.get_num_threads() == cores
@@ -192,7 +195,7 @@ def test_tokens_outside_the_vocabulary_are_wrong_and_no_error(target: TargetPart
     offset = Wiring.of_states(STATES[:3]).resolved(form)
     absolute = replace(offset, d2t=D2T.absolute)
     scorer = Scorer(own, target, texts, steps=STEPS)
-    assert scorer.outside(D2T.offset) > 0 == scorer.outside(D2T.absolute)
+    assert scorer.wired.outside(D2T.offset) > 0 == scorer.wired.outside(D2T.absolute)
     sound = checkpoint(PLAIN)
     everything = range(len(texts))
     assert scorer.chains(absolute, everything, "next_token") == [

@@ -322,7 +322,7 @@ def test_repeating_the_answer_speaks_for_no_wiring_but_where_it_is_all_that_is_d
     has_id = torch.rand(1000, generator=generator) < 0.8
     says = has_id[truth] & (torch.rand(truth.shape, generator=generator) < repeated)
     scorer: Any = Drafted({"target_argmax": truth}, torch.where(says, truth, -2))
-    scorer.to_target = lambda _: torch.arange(1000)
+    scorer.wired = SimpleNamespace(to_target=lambda _: torch.arange(1000))
     scorer.checkpoint = SimpleNamespace(vocabulary=lambda _: has_id)
     shown = replace(WIRING, token=Token.after_next)
     assert is_earned(scorer, shown, "target_argmax", range(24)) is earned
