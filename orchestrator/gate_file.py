@@ -7,10 +7,11 @@ A key says everything that an accept length hangs on but the version (gate_figur
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from eagle3.releases import VersionKey, parse_version
 from orchestrator.errors import InputError
 from orchestrator.follow import write_atomic
 from orchestrator.gate_figure import Figure, Gated
+from orchestrator.locked import locked_folder
 
 FORMAT = 1
 KINDS: Mapping[str, type] = {"passes": int, "tokens": list, "rounds": list, "date": str, "run": str}
@@ -147,6 +149,20 @@ def with_figure(data: Mapping[str, Any] | None, run: Gated) -> dict[str, Any]:
     else:
         entries.append({"key": dict(run.key), "versions": {run.version: raw}})
     return {**content, "entries": entries}
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Within the block no other gate stores into the file. Raises InputError where it has no lock."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked_folder(path.resolve().parent))
+        except OSError as error:
+            raise InputError(
+                f"golden={path}: its folder cannot be locked ({error.strerror}), so that two commands "
+                "could lose a figure; name a file on a local disk"
+            ) from error
+        yield
 
 
 def write_golden(path: Path, data: Mapping[str, Any]) -> None:
