@@ -147,7 +147,7 @@ class EngineProbe:
                 "replay": replayed.plain() if replayed else None,
                 "answers": [r.answer.plain() for r in seen],
             },
-            "notes": [*expected["notes"], *notes],
+            "notes": [*expected["notes"], *notes, *self.setup.gpu_memory.taken_notes()],
         }
 
     def told(self, wiring: Wiring) -> Told:
