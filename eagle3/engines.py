@@ -50,6 +50,7 @@ __all__ = [
     "looked_up",
     "parse_version",
     "plain_class",
+    "rows_of",
     "rule_for",
     "served_states",
 ]
@@ -148,6 +149,14 @@ def rule_for(ecosystem: str, version: str | None, engine_class: str | None) -> R
         evidence = Evidence.inferred
         notes.append(f"{outside}; this is the row of the nearest release")
     return replace(row, evidence=evidence, notes=(*row.notes, *notes))
+
+
+def rows_of(ecosystem: str, engine_class: str | None) -> tuple[Rule, ...]:
+    """The rows that hold for a class, oldest first; the general ones where it has none."""
+    rows = [row for row in RULES if row.ecosystem == ecosystem]
+    wanted = plain_class(engine_class or "")
+    own = [row for row in rows if wanted in map(plain_class, row.classes)]
+    return tuple(own or [row for row in rows if row.classes == ("*",)])
 
 
 def unread(ecosystem: str, version: str) -> str | None:

@@ -288,6 +288,7 @@ class EngineBench:
         for note in measured.notes:
             self.events.note(note)
         notes = [*alone["notes"], *served.notes, *measured.notes, *self.said(measured, agreed)]
+        notes += self.setup.gpu_memory.taken_notes()
         return {
             **alone,
             "metrics": metrics,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from eagle3.doctor.findings import Finding
+from eagle3.engine_patches import way
 from eagle3.engines import ids_to_write, rule_for
 from eagle3.errors import BadInput
 from eagle3.files import read_json
@@ -146,7 +147,7 @@ class EngineProbe:
                 "replay": replayed.plain() if replayed else None,
                 "answers": [r.answer.plain() for r in seen],
             },
-            "notes": [*expected["notes"], *notes],
+            "notes": [*expected["notes"], *notes, *self.setup.gpu_memory.taken_notes()],
         }
 
     def told(self, wiring: Wiring) -> Told:
@@ -266,7 +267,8 @@ class EngineProbe:
         rule = rule_for(named, told.version, told.engine_class)
         written = ids_to_write(rule, told.states, self.alone.target.num_layers)
         if written.possible and written.ids is not None:
-            needs = f"; needs {written.needs}" if written.needs else ""
+            had = way(rule, told.version, told.engine_class)
+            needs = f"; needs {written.needs} ({had})" if written.needs else ""
             fix = f'write "{place_of(rule)}": {list(written.ids)}{needs}'
         else:
             fix = f"{named} {told.version} cannot be told to: {written.why}"

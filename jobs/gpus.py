@@ -210,6 +210,14 @@ def names(token: str, gpu: Gpu) -> bool:
     return int(token) == gpu["index"] if token.isdigit() else str(gpu["uuid"]).startswith(token)
 
 
+def left_visible(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
+    """Those that a value of CUDA_VISIBLE_DEVICES leaves; None leaves all."""
+    if visible is None:
+        return list(gpus)
+    tokens = [token.strip() for token in visible.split(",") if token.strip()]
+    return [gpu for gpu in gpus if any(names(token, gpu) for token in tokens)]
+
+
 def exactly(wanted: Sequence[int], allowed: Sequence[Gpu], limit: str, *notes: str) -> Choice:
     """These GPUs in this order."""
     by_index = {gpu["index"]: gpu for gpu in allowed}

@@ -17,7 +17,15 @@ from rich.table import Table
 from orchestrator.errors import InputError
 from orchestrator.gate_check import Held, hold
 from orchestrator.gate_figure import JOB, LEAST_PROMPTS, Figure, Gated, gated, stated
-from orchestrator.gate_file import no_entry, read_golden, stored, with_figure, write_golden
+from orchestrator.gate_file import (
+    alone,
+    check_patch,
+    no_entry,
+    read_golden,
+    stored,
+    with_figure,
+    write_golden,
+)
 from orchestrator.paths import RunPaths
 from orchestrator.runs import exit_code, find_run, results_of
 from orchestrator.show import Show, error_line, printable
@@ -173,8 +181,17 @@ def answered(folder: Path) -> bool:
 def check(show: Show, asked: Asked, folder: Path) -> int:
     """Hold a run's figure, show what came of it, store it where that is asked for; the exit code."""
     run = gated(RunPaths(folder))
+    if not asked.store:
+        return check_run(show, asked, run)
+    with alone(asked.golden):
+        return check_run(show, asked, run)
+
+
+def check_run(show: Show, asked: Asked, run: Gated) -> int:
+    """The same, once nobody else changes the golden file."""
     data = read_golden(asked.golden)
     versions = stored(data, run.key)
+    check_patch(asked.golden, versions, run)
     if not versions and not asked.store:
         raise InputError(no_entry(asked.golden, data, run.key))
     held = hold(run.figure, versions, most=run.key["steps"])

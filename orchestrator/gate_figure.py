@@ -35,6 +35,7 @@ class Figure:
     rounds: tuple[int, ...]
     date: str
     run: str
+    patch: str | None = None  # the digest of the shipped patch that it ran with
 
     @property
     def numerator(self) -> int:
@@ -108,6 +109,7 @@ def gated(paths: RunPaths) -> Gated:
         rounds=tuple(counts["rounds"]),
         date=time.strftime("%Y-%m-%d", time.gmtime(result["ended"])),
         run=run,
+        patch=shipped_digest(config, bench),
     )
     return Gated(key=key_of(config, result), version=bench["version"], figure=figure)
 
@@ -146,8 +148,17 @@ def launch_digest(engine: Mapping[str, Any]) -> str | None:
 
 
 def patch_digest(config: Mapping[str, Any], bench: Mapping[str, Any]) -> str | None:
-    """Of one's own patch; the one that is shipped is another file for each release."""
+    """Of one's own patch; the one that is shipped is another file for each release, and its digest is
+    held with the figure of each.
+    """
     if config["engine"].get("patch") in (None, SHIPPED_PATCH):
+        return None
+    return f"sha256:{bench['patch']['sha256']}"
+
+
+def shipped_digest(config: Mapping[str, Any], bench: Mapping[str, Any]) -> str | None:
+    """Of the patch that is shipped for the run's release; None where it ran without."""
+    if config["engine"].get("patch") != SHIPPED_PATCH:
         return None
     return f"sha256:{bench['patch']['sha256']}"
 

@@ -7,10 +7,11 @@ A key says everything that an accept length hangs on but the version (gate_figur
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from eagle3.releases import VersionKey, parse_version
 from orchestrator.errors import InputError
 from orchestrator.follow import write_atomic
 from orchestrator.gate_figure import Figure, Gated
+from orchestrator.locked import locked_folder
 
 FORMAT = 1
 KINDS: Mapping[str, type] = {"passes": int, "tokens": list, "rounds": list, "date": str, "run": str}
@@ -87,6 +89,8 @@ def check_figure(figure: Any, where: str) -> None:
     for name in ("value", "low", "high"):
         if type(figure.get(name)) not in (int, float):
             raise ValueError(f"{where} has no {name}")
+    if "patch" in figure and type(figure["patch"]) is not str:
+        raise ValueError(f"{where} has a patch that is no digest")
     tokens, rounds = figure["tokens"], figure["rounds"]
     if any(type(count) is not int or count < 0 for count in (*tokens, *rounds)):
         raise ValueError(f"{where} has counts that are none")
@@ -110,6 +114,18 @@ def stored(data: Mapping[str, Any] | None, key: Mapping[str, Any]) -> dict[str, 
     return {}
 
 
+def check_patch(path: Path, versions: Mapping[str, Figure], run: Gated) -> None:
+    """Raises InputError where the run's own version is stored with a shipped patch of other content."""
+    mine = run.figure.patch
+    theirs = versions[run.version].patch if run.version in versions else None
+    if None not in (mine, theirs) and mine != theirs:
+        there, here = (in_short({"patch": digest}, "patch") for digest in (theirs, mine))
+        raise InputError(
+            f"golden={path} has {run.version} with another {run.key['patch']} ({there} there, {here} "
+            f"here), so the two are not compared; take {run.version} out of {path} and store again"
+        )
+
+
 def age(item: tuple[str, Figure]) -> tuple[VersionKey, str]:
     """What sorts versions: the release's number; where it has none, it is old, and the date counts."""
     version, figure = item
@@ -125,6 +141,7 @@ def figure_of(raw: Mapping[str, Any]) -> Figure:
         **{name: raw[name] for name in ("value", "low", "high", "passes", "date", "run")},
         tokens=tuple(raw["tokens"]),
         rounds=tuple(raw["rounds"]),
+        patch=raw.get("patch"),  # older files do not say it
     )
 
 
@@ -137,6 +154,7 @@ def with_figure(data: Mapping[str, Any] | None, run: Gated) -> dict[str, Any]:
         "tokens": list(figure.tokens),
         "rounds": list(figure.rounds),
         **{name: getattr(figure, name) for name in ("date", "run")},
+        **({} if figure.patch is None else {"patch": figure.patch}),
     }
     content = dict(data or {"format": FORMAT, "entries": []})
     entries = list(content["entries"])
@@ -147,6 +165,20 @@ def with_figure(data: Mapping[str, Any] | None, run: Gated) -> dict[str, Any]:
     else:
         entries.append({"key": dict(run.key), "versions": {run.version: raw}})
     return {**content, "entries": entries}
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Within the block no other gate stores into the file. Raises InputError where it has no lock."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked_folder(path.resolve().parent))
+        except OSError as error:
+            raise InputError(
+                f"golden={path}: its folder cannot be locked ({error.strerror}), so that two commands "
+                "could lose a figure; name a file on a local disk"
+            ) from error
+        yield
 
 
 def write_golden(path: Path, data: Mapping[str, Any]) -> None:

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
-import fcntl
 import hashlib
 import hmac
 import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from orchestrator.errors import InputError
+from orchestrator.locked import locked_folder
 
 State = Literal["known", "unknown", "changed", "revoked"]
 
@@ -204,7 +203,7 @@ def trust(
     file = file.expanduser().resolve()  # a link stays one
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _locked(file.parent):
+        with locked_folder(file.parent):
             while not _replace_lines(file, name, added):
                 pass
     except OSError as error:
@@ -241,17 +240,6 @@ def _replace_lines(file: Path, name: str, added: bytes) -> bool:
     finally:
         temp.unlink(missing_ok=True)
     return True
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keeps two commands of ours from pinning at once."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _speaks_of(entry: Entry, name: str, bare_name: str | None) -> bool:

@@ -8,7 +8,8 @@ from eagle3.conventions import KEY, RULES, Rule
 from eagle3.diagnosis.fix import Fix, needed
 from eagle3.doctor.findings import in_words
 from eagle3.doctor.switches import line
-from eagle3.engines import Written, ids_to_write, plain_class
+from eagle3.engine_patches import way_within
+from eagle3.engines import Written, ids_to_write, plain_class, rows_of
 from eagle3.served_switches import ENGINE_NAMES
 
 # The two kinds of classes whose ids SGLang reads in two ways; a target's own come in front of them.
@@ -47,14 +48,6 @@ def elsewhere(
     return tuple(dict.fromkeys(fixes))
 
 
-def rows_of(engine: str, engine_class: str | None) -> tuple[Rule, ...]:
-    """The rows that hold for a class, oldest first; the general ones where it has none."""
-    rows = [row for row in RULES if row.ecosystem == engine]
-    wanted = plain_class(engine_class or "")
-    own = [row for row in rows if wanted in map(plain_class, row.classes)]
-    return tuple(own or [row for row in rows if row.classes == ("*",)])
-
-
 def of_rows(
     engine: str,
     engine_class: str | None,
@@ -78,6 +71,7 @@ def of_rows(
             written,
             last_row,
             states,
+            way_within(last_row, first.since, last_row.until),
         )
 
 
@@ -97,8 +91,8 @@ def named(engine: str, engine_class: str | None, since: str | None, until: str |
     return f"{words}, class {engine_class}" if engine_class else words
 
 
-def fix_of(words: str, written: Written, rule: Rule, states: Sequence[int]) -> Fix:
-    """What to write there, or why it cannot be written."""
+def fix_of(words: str, written: Written, rule: Rule, states: Sequence[int], way: str) -> Fix:
+    """What to write there, or why it cannot be written; `way` is how a patch is had that it needs."""
     evidence, source = rule.evidence.value, rule.source
     if not written.possible:
         told = needed(rule.patch)
@@ -115,7 +109,7 @@ def fix_of(words: str, written: Written, rule: Rule, states: Sequence[int]) -> F
             source=source,
         )
     order = (CHUNKS,) if list(states) != sorted(states) else ()
-    told = needed(written.needs)
+    told = needed(written.needs, way)
     if written.ids is None:
         lines: tuple[str, ...] = (f"nothing: {written.why}",)
     elif rule.setting is not None:

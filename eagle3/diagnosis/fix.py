@@ -149,7 +149,8 @@ class Case:
         return self.fix(*lines, config=done.config, **more)
 
 
-def needed(patch: str | None) -> dict[str, Any]:
-    """A patch of an engine by its short name, and how it works."""
+def needed(patch: str | None, way: str | None = None) -> dict[str, Any]:
+    """A patch of an engine by its short name, with how it is had, and how it works."""
     name, _, how = (patch or "").partition(": ")
-    return {"needs": name or None, "note": how or None, "patched": bool(name)}
+    needs = f"{name} ({way})" if name and way else name
+    return {"needs": needs or None, "note": how or None, "patched": bool(name)}

@@ -14,12 +14,13 @@ from typing import Any
 
 from eagle3.conventions import Rule
 from eagle3.diagnosis import config_fixes, rewrites, tensor_fixes
-from eagle3.diagnosis.elsewhere import elsewhere, rows_of
+from eagle3.diagnosis.elsewhere import elsewhere
 from eagle3.diagnosis.fix import CODE, Case, Fix, needed
 from eagle3.diagnosis.kinds import NOT_SERVED
 from eagle3.diagnosis.patched_config import write_ids
 from eagle3.doctor.findings import in_words, listed
 from eagle3.doctor.subject import EngineAsked
+from eagle3.engine_patches import unpatched, way
 from eagle3.engines import ids_to_write
 from eagle3.errors import BadInput
 from eagle3.form import DrafterForm, Rope
@@ -169,7 +170,9 @@ def of_states(case: Case) -> tuple[Fix, ...]:
                 **known,
             ),
         )
-    more = {**needed(written.needs), "snippet": chunks, **known}
+    assert case.asked is not None
+    had = way(rule, case.asked.version, case.asked.engine_class)
+    more = {**needed(written.needs, had), "snippet": chunks, **known}
     if written.ids is None:
         return (case.fix(f"nothing: {written.why}", **more),)
     if rule.setting is not None:
@@ -178,22 +181,11 @@ def of_states(case: Case) -> tuple[Fix, ...]:
     counts = case.serving.num_aux if case.serving is not None else ()
     write_ids(edit, rule.places[0].path, written.ids, counts)
     fix = case.edited(edit, **more)
-    if written.needs and (newer := without_patch(case, sorted(wanted))):
-        fix = replace(fix, lines=(*fix.lines, newer))
+    newer = unpatched(rule, case.asked.engine_class, sorted(wanted), case.num_layers)
+    if written.needs and newer is not None:
+        other = f"or, with no patch, {newer[0]} or newer: {listed(newer[1])}"
+        fix = replace(fix, lines=(*fix.lines, other))
     return (fix,)
-
-
-def without_patch(case: Case, wanted: Sequence[int]) -> str | None:
-    """The first later release of this engine that needs no patch for these states, with its ids."""
-    assert case.asked is not None
-    rows = rows_of(case.asked.name, case.asked.engine_class)
-    later = rows[rows.index(case.rule) + 1 :] if case.rule in rows else ()
-    for row in later:
-        written = ids_to_write(row, wanted, case.num_layers)
-        if written.possible and not written.needs and written.ids is not None:
-            release = f"{ENGINE_NAMES[row.ecosystem]} {row.since} or newer"
-            return f"or, with no patch, {release}: {listed(written.ids)}"
-    return None
 
 
 def of_order(case: Case) -> tuple[Fix, ...]:

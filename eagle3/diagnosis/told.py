@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from eagle3.conventions import EMBEDDING_PATCH
 from eagle3.diagnosis.fix import Mended, mended
 from eagle3.diagnosis.kinds import KINDS
 from eagle3.diagnosis.words import difference_words, joined, rate_words, short, wiring_lines
+from eagle3.engine_patches import SETTING
 
 if TYPE_CHECKING:
     from eagle3.diagnosis.answer import Cause, Diagnosis
@@ -131,7 +133,9 @@ def fix_words(fix: Fix) -> str:
     first, rest = (whole[0], whole[1:]) if whole else ("run the program below", [])
     if len(whole) < len(fix.lines):
         first += " (a program in patched/)"
-    more = f"; needs {fix.needs}" if fix.needs else ""
+    # A patch that is shipped goes by its setting: there is little room.
+    needs = (fix.needs or "").replace(f"{EMBEDDING_PATCH.partition(':')[0]} ({SETTING})", SETTING)
+    more = f"; needs {needs}" if needs else ""
     return "; ".join([f"{first}{more} [{fix.evidence}] for {fix.engine}", *rest])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from eagle3.conventions import KEY, NESTED
 from eagle3.doctor.findings import listed
-from eagle3.doctor.mending import again
+from eagle3.doctor.mending import again, patch_lines
 from eagle3.doctor.subject import LAYER, Drafter, Engine, Subject
 from eagle3.doctor.trained import trained
 from eagle3.engines import ids_to_write
@@ -53,7 +53,7 @@ def flattened(subject: Subject, drafter: Drafter, engine: Engine) -> tuple[str, 
             written = None
         if written is not None and written.ids is not None:
             config.setdefault("eagle_config", {})[KEY] = list(written.ids)
-            lines += [f"and {written.needs}"] if written.needs else []
+            lines += patch_lines(subject, engine, wanted.states) if written.needs else ()
         else:
             lines.append(f"without layer ids: states {listed(wanted.states)} cannot be fed there")
     windows = sorted({width for width in drafter.form.windows.value if width is not None})

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from eagle3.conventions import KEY, NESTED, Meaning, Rule
 from eagle3.doctor.findings import MEASURED, Finding, in_words, listed
-from eagle3.doctor.mending import right_ids, what_to_write
+from eagle3.doctor.mending import patch_lines, right_ids, what_to_write
 from eagle3.doctor.subject import Drafter, Engine, Subject
 from eagle3.doctor.trained import Wanted, by_data, by_trainer, found_ids, takes_of, trained
 from eagle3.engines import (
@@ -223,7 +223,10 @@ def problems(
             effect="without it the first forward fails, or the state is another than in training"
             if patched
             else "the engine stops, or feeds other states than the list says",
-            fix=("apply the patch to the engine's source, and probe it",)
+            fix=(
+                "apply the patch to the engine's source, and probe it",
+                *patch_lines(subject, engine, served.states or ())[1:],
+            )
             if patched
             else ("write ids that it can serve; `python -m orchestrator layers` lists them", ASK)
             if wanted is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eagle3.conventions import KEY, NESTED
@@ -11,6 +11,7 @@ from eagle3.doctor.findings import in_words, listed
 from eagle3.doctor.subject import Engine, Subject
 from eagle3.doctor.switches import at, line, removal
 from eagle3.doctor.trained import PLUS, Wanted, path_of
+from eagle3.engine_patches import SETTING, unpatched, way
 from eagle3.engines import ids_to_write
 from eagle3.errors import BadInput
 
@@ -34,7 +35,7 @@ def what_to_write(subject: Subject, engine: Engine, wanted: Wanted) -> tuple[str
     if written.ids is None:
         return (f"nothing: {written.why}",)
     rule, drafter = engine.rule, subject.drafter
-    needs = [f"and {written.needs}"] if written.needs else []
+    needs = patch_lines(subject, engine, wanted.states) if written.needs else ()
     if rule.setting is not None:
         last = again(subject, wanted, **{rule.setting.split()[0]: list(written.ids)})
         return (f"{rule.setting}: {list(written.ids)}", *needs, last)
@@ -46,6 +47,23 @@ def what_to_write(subject: Subject, engine: Engine, wanted: Wanted) -> tuple[str
     if len(wanted.states) != 3 and COUNT in counts and place not in counts:
         lines.append(line(COUNT, len(wanted.states)))
     return (*lines, *others_removed(drafter.config, place), *needs, again(subject, wanted))
+
+
+def patch_lines(subject: Subject, engine: Engine, states: Sequence[int]) -> tuple[str, ...]:
+    """The patch that an engine needs for these states, how it is had, and which release needs none."""
+    rule, klass = engine.rule, engine.asked.engine_class
+    had = way(rule, engine.asked.version, klass)
+    runs = f"{had} (in job=engine_probe and job=engine_bench)" if had.startswith(SETTING) else had
+    lines = [f"and {rule.patch}", f"that patch: {runs}"]
+    try:
+        newer = unpatched(rule, klass, sorted(states), subject.num_layers)
+    except BadInput:
+        newer = None  # without the number of layers no ids can be named
+    if newer is not None:
+        lines.append(
+            f"or, with no patch, {engine.name} {newer[0]} or newer with the ids {listed(newer[1])}"
+        )
+    return tuple(lines)
 
 
 def right_ids(subject: Subject, wanted: Wanted) -> tuple[str, ...]:

@@ -21,7 +21,10 @@ from jobs.engines.server import GONE_S, GRACE_S, POLL_S, Server, Stopped, reason
 from jobs.engines.talk import ServerError
 
 DOCKER_S = 60.0  # for an answer of docker's own
-REFUSED = 125  # of `docker run`: it started nothing, as where the name was taken meanwhile
+REFUSED = (
+    125  # of `docker run`: it started nothing; whether it created a container is not said by it
+)
+TAKEN = "already in use"  # what docker says where the name was taken meanwhile
 LINES = "200"  # of a container's log, in which the reason for its end is looked for
 
 
@@ -102,7 +105,7 @@ class Container(Server):
         """What became of the container, as is said behind how the client ended."""
         if self._state() is None:
             return ""
-        if self.process.poll() == REFUSED:
+        if self.process.poll() == REFUSED and not self._created():
             return f"; container {self.name} is left alone, since docker did not start ours"
         self._ask("stop", "-t", f"{grace_s:.0f}", self.name, seconds=grace_s + DOCKER_S)
         self._ask("rm", "-f", self.name)
@@ -111,9 +114,19 @@ class Container(Server):
             time.sleep(POLL_S)
         return f"; container {self.name} " + ("is still there" if there else "is gone")
 
-    def _state(self) -> str | None:
-        """'true' while it runs, 'false' behind that; None: docker knows no container of this name."""
-        found = self._ask("inspect", "--type", "container", "-f", "{{.State.Running}}", self.name)
+    def _created(self) -> bool:
+        """Whether docker has created what we asked for and could not start it: nobody had the name
+        before, docker does not say that somebody took it, and it never ran.
+        """
+        return TAKEN not in tail(self.log) and self._state("Status") == "created"
+
+    def _state(self, part: str = "Running") -> str | None:
+        """'true' while it runs, 'false' else; None: docker knows no container of this name.
+
+        `part` names another part of what docker keeps of its state.
+        """
+        words = ("--type", "container", "-f", f"{{{{.State.{part}}}}}", self.name)
+        found = self._ask("inspect", *words)
         if found.returncode == 0:
             return found.stdout.strip()
         if "no such" in found.stderr.lower():

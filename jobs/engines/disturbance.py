@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.engines.records import Counters
+from jobs.gpus import VISIBLE, left_visible
 from jobs.gpus import look as gpus_there
 
 FOREIGN_CORES = 0.5  # so much of the processors may go to others before that is said
@@ -49,9 +50,7 @@ def on_gpus(device: str, own: Collection[int] | None) -> frozenset[int] | None:
     gpus, _ = gpus_there()
     if gpus is None:
         return None
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    wanted = None if visible is None else visible.split(",")
-    seen = [g for g in gpus if wanted is None or str(g["index"]) in wanted or g["uuid"] in wanted]
+    seen = left_visible(gpus, os.environ.get(VISIBLE))
     there = frozenset(p["pid"] for g in seen for p in g["processes"])
     # In a container the numbers may be the host's: then nobody can be told from anybody.
     return there - frozenset(own) if there & frozenset(own) else None

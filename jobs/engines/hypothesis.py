@@ -10,6 +10,7 @@ from typing import Any
 
 from eagle3.doctor.report import class_of
 from eagle3.doctor.subject import read_target
+from eagle3.engine_patches import SETTING, way
 from eagle3.engines import ids_to_write, rule_for
 from eagle3.errors import BadInput
 from eagle3.served import with_ids
@@ -71,9 +72,11 @@ def served_as(
             f"{written.why}"
         )
     if written.needs and patch is None:
+        had = way(rule, version, engine_class)
+        give = f"give it: {had}, or" if had == SETTING else f"it is {had}: give"
         raise BadInput(
-            f"{engine} {version} feeds states {list(states)} only with {written.needs}; give it: "
-            "engine.patch=embedding_capture, or one of your own: engine.patch=my.patch"
+            f"{engine} {version} feeds states {list(states)} only with {written.needs}; {give} one of "
+            "your own: engine.patch=my.patch"
         )
     ids = written.ids
     told = f"states {list(states)}" if ids is None else f"ids {list(ids)} = states {list(states)}"

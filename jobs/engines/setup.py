@@ -21,6 +21,7 @@ from jobs.capture_states import read_prompts
 from jobs.engines import prompts
 from jobs.engines.attached import attach, differences
 from jobs.engines.engine import Draft, Engine, Wanted
+from jobs.engines.gpu_memory import GpuMemory
 from jobs.engines.hypothesis import ServedAs, class_there, installed, served_as
 from jobs.engines.launched import check_launch, in_container
 from jobs.engines.patched import Patched, overlaid, package_folder, patch_engine, read_patch
@@ -71,6 +72,8 @@ class Setup:
         self.launched = asked["launch"] is not None
         # Whether the drafter is served in a container.
         self.contained = self.launched and in_container(asked["launch"])
+        # Of servers on this host's GPUs whose processes are known.
+        self.gpu_memory = GpuMemory(events.note)
         self.patched: Patched | None = None  # of the servers with a drafter, once it was read
         refuse_simulated(self.environment)
         check_launch(asked)
@@ -217,6 +220,8 @@ class Setup:
                 folder = self.folder / f"patched-{label}-{number}"
                 overlay = stack.enter_context(overlaid(self.patched, folder))
                 environment = overlay.environment(environment)
+            if self.device != "cpu" and not (wanted.launch and in_container(wanted.launch)):
+                stack.enter_context(self.gpu_memory.around(label, environment))
             running = stack.enter_context(
                 started(
                     self.engine,

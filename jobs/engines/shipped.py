@@ -1,47 +1,30 @@
-"""The patches that come with the project: `embedding_capture`, for the releases that it fits.
+"""The files of the shipped patches: `embedding_capture`, for the releases that it fits.
 
 Where an engine's layer loop adds the residual to the hidden states that it captures, state 0 cannot be
 captured: in front of layer 0 there is no residual. The patch takes a copy of the hidden states there,
 as the norm behind the first attention writes over them. Which classes and releases need it is in
-`eagle3.conventions`.
+`eagle3.conventions`, for which of them it is shipped in `eagle3.engine_patches`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from eagle3.conventions import Reach
+from eagle3.engine_patches import NAME, SHIPPED, Shipped, changes, shipped_for_release
 from eagle3.engines import plain_class, rule_for
 from eagle3.errors import BadInput
 from jobs.engines.patched import Patch, read_patch
 
-NAME = "embedding_capture"
 FOLDER = Path(__file__).parent / "patches"
 OWN = "give a patch of your own: engine.patch=my.patch"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shipped:
-    """A patch for one release."""
-
-    engine: str
-    version: str
-    classes: tuple[str, ...]  # one of each kind whose files it changes
-
-    @property
-    def file(self) -> Path:
-        """Where it lies."""
-        return FOLDER / f"{NAME}-{self.engine}-{self.version}.patch"
-
-
-SHIPPED = (
-    Shipped(engine="sglang", version="0.5.12", classes=("llama", "kimi_k25")),
-    Shipped(engine="sglang", version="0.5.21", classes=("llama",)),
-    Shipped(engine="vllm", version="0.32.0", classes=("kimi_k25",)),
-)
+def file_of(one: Shipped) -> Path:
+    """Where a patch lies."""
+    return FOLDER / f"{NAME}-{one.engine}-{one.version}.patch"
 
 
 def spared(
@@ -69,16 +52,14 @@ def shipped(engine: str, version: str, engine_class: str | None) -> Patch:
             f"engine.patch={NAME}: {there}, captures the embedding output without a patch; leave "
             "engine.patch out"
         )
-    release = version.partition("+")[0]
-    found = [s for s in SHIPPED if (s.engine, s.version) == (engine, release)]
-    if not found:
+    one = shipped_for_release(engine, version)
+    if one is None:
         known = ", ".join(f"{s.engine} {s.version}" for s in SHIPPED)
         raise BadInput(
             f"engine.patch={NAME} is shipped for {known}, not for {engine} {version}; {OWN}"
         )
-    (one,) = found
-    if rule.source not in [rule_for(engine, release, name).source for name in one.classes]:
+    if not changes(one, rule):
         raise BadInput(
-            f"engine.patch={NAME} for {engine} {release} does not change what {there}, runs; {OWN}"
+            f"engine.patch={NAME} for {engine} {one.version} does not change what {there}, runs; {OWN}"
         )
-    return read_patch(one.file)
+    return read_patch(file_of(one))

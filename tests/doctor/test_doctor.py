@@ -150,6 +150,10 @@ def test_the_story_s_ids_against_the_states_that_were_trained_on(
     assert "trained on states 0, 3 and 31" in found.what
     assert found.fix[0] == '"eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1, 2, 30]}'
     assert "embedding capture patch" in found.fix[1]
+    assert found.fix[2] == (
+        "that patch: engine.patch=embedding_capture (in job=engine_probe and job=engine_bench)"
+    )
+    assert found.fix[3] == "or, with no patch, sglang 0.5.14 or newer with the ids [0,3,31]"
     assert found.evidence.startswith("read: models/deepseek_v2.py")
 
 
@@ -231,6 +235,13 @@ def test_the_embedding_needs_a_patch_that_only_an_unknown_checkout_may_have(
     engine = EngineAsked(name="sglang", version="0.5.12", engine_class="kimi_k25")
     report = examine(drafter, kimi, engine=engine, states=[0, 3, 31])
     assert [(f.name, f.severity) for f in report.findings] == [("embedding-needs-a-patch", "error")]
+    assert report.findings[0].fix[1].startswith("that patch: engine.patch=embedding_capture")
+    other = EngineAsked(name="sglang", version="0.5.11", engine_class="kimi_k25")
+    report = examine(drafter, kimi, engine=other, states=[0, 3, 31])
+    assert report.findings[0].fix[1:] == (
+        "that patch: not shipped for 0.5.11",
+        "or, with no patch, sglang 0.5.14 or newer with the ids [0,3,31]",
+    )
     (tmp_path / "sglang" / "srt" / "models").mkdir(parents=True)
     patched = EngineAsked(**{**vars(engine), "checkout": str(tmp_path / "sglang")})
     report = examine(drafter, kimi, engine=patched, states=[0, 3, 31])

@@ -9,6 +9,7 @@ import pytest
 
 from eagle3.diagnosis.causes import with_part_of
 from eagle3.diagnosis.fixes import Fix
+from eagle3.diagnosis.told import fix_words
 from eagle3.diagnosis.verdict import diagnose
 from eagle3.diagnosis.words import rate_words
 from eagle3.doctor.subject import EngineAsked
@@ -94,6 +95,7 @@ def exact(line, possible=True, needs=None):
 
 
 PATCH = "the embedding capture patch"
+GIVEN = f"{PATCH} (engine.patch=embedding_capture)"
 
 
 def test_of_three_causes_each_fix_and_the_figures_are_visible():
@@ -197,16 +199,19 @@ def test_the_patch_that_a_line_needs_is_seen_beside_two_other_causes():
     }
     d = diagnose(evidence(trained, wrong=scored(both, DEAD), alone=alone))
     (states,) = [c for c in d.causes if c.kind == "states"]
-    assert (states.fixes[0].needs, states.fixes[0].patched) == (PATCH, True)
-    several = "the embedding capture patch and the flat copy of config.json"
-    for needs in (PATCH, several):
+    assert (states.fixes[0].needs, states.fixes[0].patched) == (GIVEN, True)
+    several = f"{GIVEN} and the flat copy of config.json"
+    for needs in (GIVEN, several):
         fix = replace(states.fixes[0], needs=needs)
         causes = [replace(c, fixes=(fix,)) if c is states else c for c in d.causes]
         lines = replace(d, causes=tuple(causes)).first_lines()
         assert len(d.causes) == 3
         assert len(lines) <= 12
         assert max(map(len, lines)) <= 120
-        assert any(f"[-1, 2, 30]}}; needs {PATCH}" in line for line in lines)
+        short = "engine.patch=embedding_capture"
+        assert any(f"[-1, 2, 30]}}; needs {short}" in line for line in lines)
+        lost = replace(fix, needs=f"{PATCH} (not shipped for 0.5.13)")
+        assert "; needs the embedding capture patch (not shipped for 0.5.13) [" in fix_words(lost)
 
 
 def test_an_engine_that_refuses_a_part_is_told_with_its_own_fix():
@@ -268,7 +273,7 @@ def test_states_that_need_a_patch_of_the_engine_are_sound_only_with_it() -> None
     told = diagnose(evidence(scored(T, GOOD)))  # states 0, 3 and 31 in SGLang 0.5.12
     assert told.verdict == "sound"
     (line,) = [line for line in told.first_lines() if line.startswith("provided that")]
-    assert "SGLang 0.5.12, class kimi_k25 has the embedding capture patch" in line
+    assert f"SGLang 0.5.12, class kimi_k25 has {GIVEN}: without" in line
     assert told.plain()["provided"].startswith("provided that")
     for other in (wiring(3, 31, 59), wiring(2, 30, 58)):
         assert diagnose(evidence(scored(other, GOOD))).provided is None

@@ -154,13 +154,16 @@ def test_the_story_is_mended_by_the_ids_and_a_patch() -> None:
     fix = first("states", trained, OLD, config, stored=(0, 3, 31, 59))
     assert fix.lines == (
         '"eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1, 2, 30]}',
-        "or, with no patch, SGLang 0.5.14 or newer: [0,3,31]",
+        "or, with no patch, 0.5.14 or newer: [0,3,31]",
     )
-    assert fix.needs == "the embedding capture patch"
+    assert fix.needs == "the embedding capture patch (engine.patch=embedding_capture)"
     assert fix.note is not None
     assert fix.note.startswith("the layer loop adds hidden_states and residual")
     assert fix.config == {**FLAT, "eagle_config": {KEY: [-1, 2, 30]}}
     assert fix.evidence == "read"
+    between = first("states", trained, replace(OLD, version="0.5.13"), config)
+    assert between.needs == "the embedding capture patch (not shipped for 0.5.13)"
+    assert between.lines[-1] == "or, with no patch, 0.5.14 or newer: [0,3,31]"
     newer = first("states", trained, NEW, config)
     assert (newer.config, newer.needs) == ({**FLAT, "eagle_config": {KEY: [0, 3, 31]}}, None)
     top = first("states", trained, VLLM, config)
@@ -225,9 +228,13 @@ def test_the_same_states_elsewhere() -> None:
     ]
     assert all(fix.evidence == "read" and fix.source for fix in fixes.values())
     assert "both of its model runners look" in str(fixes["vLLM from 0.18.0 on, class llama"].note)
-    assert {fix.needs for fix in fixes.values()} == {
-        None,
-        "the embedding capture patch",
+    patch, setting = "the embedding capture patch", "engine.patch=embedding_capture"
+    assert {name: fix.needs for name, fix in fixes.items() if fix.needs} == {
+        "SGLang 0.5.10 to before 0.5.13, class kimi_k25": f"{patch} ({setting} for 0.5.12)",
+        "SGLang 0.5.13 to before 0.5.14, class kimi_k25": f"{patch} (not shipped)",
+        "SGLang before 0.5.22, class llama": f"{patch} ({setting} for 0.5.12 and 0.5.21)",
+        "vLLM from 0.18.0 on, class kimi_k25": f"{patch} ({setting} for 0.32.0)",
+        "vLLM before 0.18.0, class llama": f"{patch} (not shipped)",
     }
 
 

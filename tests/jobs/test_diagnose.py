@@ -115,6 +115,7 @@ def test_the_story_behind_sglang(made: Path, tmp_path: Path):
     assert result["metrics"]["accuracy"]["value"] > 0.6
 
 
+@pytest.mark.runs
 def test_the_second_drafter_has_three_faults(made: Path, tmp_path: Path):
     drafter = LAB / "drafter_speculators"
     result = answer(made, drafter, tmp_path, engine=KIMI, max_samples=PROMPTS)
@@ -166,6 +167,7 @@ def test_a_table_that_was_never_filled_is_made_again_from_its_mask(made: Path, t
     assert result["diagnosis"]["accept_length_repaired"]["value"] > 2.3
 
 
+@pytest.mark.runs
 def test_a_shuffled_table_costs_what_the_file_as_it_is_loses(made: Path, tmp_path: Path):
     drafter = with_table(tmp_path / "drafter", shuffled)
     result = answer(made, drafter, tmp_path, engine={**KIMI, "ids": [-1, 2, 30]})
@@ -207,6 +209,7 @@ def test_a_table_in_another_order_that_works_is_searched_once(
     assert len(searches) == 1
 
 
+@pytest.mark.runs
 def test_damaged_weights_are_not_among_the_causes(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -275,6 +278,7 @@ def test_an_engine_that_does_not_start_is_promised_no_more_than_it_gives_once_it
     assert "by lines alone" not in text
 
 
+@pytest.mark.runs
 def test_one_text_and_a_start_beside_the_right_states_is_undecided(made: Path, tmp_path: Path):
     start = Wiring.of_states((3, 31, 59)).plain()
     result = answer(made, LAB / "drafter", tmp_path, max_samples=1, start=start)
@@ -283,6 +287,7 @@ def test_one_text_and_a_start_beside_the_right_states_is_undecided(made: Path, t
     assert kinds(result) == []
 
 
+@pytest.mark.runs
 def test_two_texts_lead_from_the_wrong_states_to_the_right_ones(made: Path, tmp_path: Path):
     """Right tokens of two texts settle nothing; how probable the target's choices are does."""
     start = Wiring.of_states((0, 31, 59)).plain()
@@ -369,6 +374,7 @@ def sampled(made: Path, out: Path, kit: Kit, count: int) -> Path:
     return out
 
 
+@pytest.mark.runs
 def test_the_target_s_end_in_the_data_is_the_reference_and_no_other_teacher(
     made: Path, tmp_path: Path
 ):
@@ -382,6 +388,7 @@ def test_the_target_s_end_in_the_data_is_the_reference_and_no_other_teacher(
     assert any("harder than what it writes itself" in line for line in found.diagnosis.undecided)
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("shift", [1, -1])
 def test_shifted_data_is_said_and_the_drafter_is_asked_about_all_the_same(
     made: Path, tmp_path: Path, shift: int
@@ -402,6 +409,7 @@ def test_shifted_data_is_said_and_the_drafter_is_asked_about_all_the_same(
     assert found.evidence.by_teacher.accuracy.value > 0.4  # of texts drawn at temperature 1
 
 
+@pytest.mark.runs
 @pytest.mark.parametrize("last", [True, False])
 def test_an_answer_that_lags_alone_is_set_right(made: Path, tmp_path: Path, last: bool):
     """The prefill's last row stands twice, and the last one is lost; of the last slot, or not of it."""

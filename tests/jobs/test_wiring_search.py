@@ -238,6 +238,7 @@ def test_a_start_with_states_that_are_not_stored_is_refused(desk: Desk) -> None:
         desk.run(start=start)
 
 
+@pytest.mark.runs
 def test_one_text_changes_nothing_and_it_is_said(desk: Desk) -> None:
     result = desk.run(max_samples=1)
     assert result["ranked"][0]["changed"] == []
@@ -306,6 +307,7 @@ def test_neighbours_are_made_by_the_targets_first_layers(
     assert result["wiring"]["states"] == [5, 0, 3]
 
 
+@pytest.mark.runs
 def test_a_target_that_cannot_be_run_is_said_and_what_is_stored_is_searched(desk: Desk) -> None:
     """This target's file has no layers at all."""
     result = desk.run(axes={"neighbours": True, "fixed": ["rope"]})

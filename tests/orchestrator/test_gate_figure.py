@@ -154,7 +154,44 @@ def test_a_patch_that_was_changed_is_another_question(place: Place, capsys: Outp
 def test_the_shipped_patch_is_of_each_release(place: Place) -> None:
     patched: dict[str, Any] = {"overrides": ("engine.patch=embedding_capture",)}
     place.store(place.run("first", **patched, patch={"sha256": "1" * 64}))
-    assert place.gate(place.run("second", "0.5.24", **patched, patch={"sha256": "2" * 64})) == 0
+    other = place.run("second", "0.5.24", **patched, patch={"sha256": "2" * 64})
+    place.store(other)
+    (entry,) = place.content()["entries"]
+    assert (entry["key"]["patch"], entry["key"]["patch_digest"]) == ("embedding_capture", None)
+    assert {version: one["patch"] for version, one in entry["versions"].items()} == {
+        "0.5.23": f"sha256:{'1' * 64}",
+        "0.5.24": f"sha256:{'2' * 64}",
+    }
+    assert place.gate("first") == place.gate(other) == 0
+
+
+@pytest.mark.parametrize("more", [(), ("store=true",)])
+def test_a_shipped_patch_that_was_changed_is_not_held_against_its_older_self(
+    more: tuple[str, ...], place: Place, capsys: Output
+) -> None:
+    patched: dict[str, Any] = {"overrides": ("engine.patch=embedding_capture",)}
+    place.store(place.run("first", **patched, patch={"sha256": "1" * 64}))
+    before = place.golden.read_bytes()
+    assert place.gate(place.run("second", **patched, patch={"sha256": "2" * 64}), *more) == 2
+    error = capsys.readouterr().err
+    assert (
+        "has 0.5.23 with another embedding_capture (sha256:111111111111… there, sha256:222222222222… "
+        "here), so the two are not compared; take 0.5.23 out of" in error
+    )
+    assert error.count("\n") == 1
+    assert place.golden.read_bytes() == before
+
+
+def test_an_older_file_that_holds_the_shipped_patch_by_name_alone_is_read(place: Place) -> None:
+    patched: dict[str, Any] = {"overrides": ("engine.patch=embedding_capture",)}
+    place.store(place.run("first", **patched, patch={"sha256": "1" * 64}))
+    content = place.content()
+    del content["entries"][0]["versions"]["0.5.23"]["patch"]
+    place.golden.write_text(json.dumps(content))
+    assert place.gate(place.run("second", **patched, patch={"sha256": "2" * 64})) == 0
+    content["entries"][0]["versions"]["0.5.23"]["patch"] = 1
+    place.golden.write_text(json.dumps(content))
+    assert place.gate("second") == 2
 
 
 def test_an_entry_that_does_not_say_its_server_is_none(place: Place, capsys: Output) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 
 from orchestrator import gate_file
 from orchestrator.errors import InputError
+from orchestrator.paths import CLONE
 from tests.orchestrator.gated import MORE, Place
 
 Output = pytest.CaptureFixture[str]
@@ -121,6 +125,45 @@ def test_a_write_that_is_cut_short_leaves_the_old_file(
     assert [p.name for p in place.golden.parent.iterdir() if p.is_file()] == ["golden.json"]
 
 
+def waits_for_a_lock(process: subprocess.Popen[str]) -> bool:
+    """Whether the kernel has it wait; a command that has ended did not."""
+    assert process.poll() is None, process.communicate()
+    waiting = (line.split() for line in Path("/proc/locks").read_text().splitlines())
+    return any(words[1] == "->" and words[5] == str(process.pid) for words in waiting)
+
+
+@pytest.mark.runs
+def test_of_two_commands_at_once_neither_loses_the_others_figure(place: Place) -> None:
+    runs = [place.run("first"), place.run("second", "0.5.24")]
+    gate = [sys.executable, "-m", "orchestrator", "gate", f"golden={place.golden}", "store=true"]
+    commands = [
+        subprocess.Popen(
+            [*gate, f"run={run}", f"results={place.results}"],
+            cwd=CLONE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for run in runs
+    ]
+    try:
+        with gate_file.alone(place.golden):
+            end = time.monotonic() + 60
+            while not all(map(waits_for_a_lock, commands)):
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            assert not place.golden.exists()
+        for command in commands:
+            said, _ = command.communicate(timeout=60)
+            assert command.returncode == 0, said
+    finally:
+        for command in commands:
+            command.kill()
+            command.communicate()
+    (entry,) = place.content()["entries"]
+    assert set(entry["versions"]) == {"0.5.23", "0.5.24"}
+
+
 def test_a_link_to_the_file_stays_a_link(place: Place, tmp_path: Path) -> None:
     kept_at = tmp_path / "kept.json"
     place.golden.symlink_to(kept_at)
@@ -133,5 +176,10 @@ def test_a_file_that_cannot_be_written_is_said(place: Place, capsys: Output) -> 
     place.golden.mkdir()
     assert place.gate(place.run("first"), "store=true") == 2
     assert f"golden={place.golden} cannot be read" in capsys.readouterr().err
+    place.golden.rmdir()
+    place.golden.symlink_to("none/golden.json")
+    assert place.gate("first", "store=true") == 2
+    said = capsys.readouterr().err
+    assert f"golden={place.golden}: its folder cannot be locked (No such file or directory)" in said
     with pytest.raises(InputError, match="cannot be written"):
         gate_file.write_golden(Path("/proc/golden.json"), {})

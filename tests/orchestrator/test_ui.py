@@ -95,6 +95,7 @@ def get(url: str) -> bytes:
         return answer.read()
 
 
+@pytest.mark.runs
 def test_the_server_shows_what_was_filed(served: tuple[Tracking, str, int]) -> None:
     tracking, url, _ = served
     store = open_store(tracking)
@@ -107,6 +108,7 @@ def test_the_server_shows_what_was_filed(served: tuple[Tracking, str, int]) -> N
     assert b"MLflow" in get(url)
 
 
+@pytest.mark.runs
 def test_a_run_is_filed_through_the_server_twice_to_the_same_end(
     served: tuple[Tracking, str, int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +136,7 @@ def test_a_run_is_filed_through_the_server_twice_to_the_same_end(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.runs
 def test_a_taken_port_is_said(
     served: tuple[Tracking, str, int], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -4,11 +4,14 @@
     fake_docker.py inspect|logs|stop|rm … NAME
 
 What runs is detached in any case, as a daemon's child is; its folder is FAKE_DOCKER in the environment.
+A container with --gpus behind its name (125), or whose program is a folder (126) or is not there (127),
+is created and cannot be started, which leaves it behind.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +34,10 @@ def run(folder: Path, words: list[str]) -> int:
     except FileExistsError:
         sys.stderr.write(f'docker: Error response from daemon: "/{name}" is already in use.\n')
         return 125
+    if (trouble := unstartable(command)) is not None:
+        code, why = trouble
+        sys.stderr.write(f"docker: Error response from daemon: {why}\n")
+        return code
     if (between := os.fork()) == 0:
         os.setsid()
         if os.fork() != 0:
@@ -56,8 +63,21 @@ def run(folder: Path, words: list[str]) -> int:
     return 1
 
 
+def unstartable(command: list[str]) -> tuple[int, str] | None:
+    """The exit code and the reason where a container cannot be started, as docker has them."""
+    if command[0] == "--gpus":
+        return 125, 'could not select device driver "" with capabilities: [[gpu]]'
+    if Path(command[0]).is_dir():
+        return 126, f'failed to create task: exec: "{command[0]}": is a directory'
+    if shutil.which(command[0]) is None:
+        return 127, f'failed to create task: exec: "{command[0]}": executable file not found'
+    return None
+
+
 def end(own: Path, *numbers: int) -> None:
     """Signal a container's process until it has ended."""
+    if not (own / "pid").exists():  # never started
+        return
     pid = int((own / "pid").read_text())
     for number in numbers:
         if not (own / "code").exists():
@@ -79,8 +99,11 @@ def main(words: list[str]) -> int:
         sys.stderr.write(f"Error: No such container: {name}\n")
         return 1
     if verb == "inspect":
-        sys.stdout.write("false\n" if (own / "code").exists() else "true\n")
-    elif verb == "logs":
+        started, ended = (own / "pid").exists(), (own / "code").exists()
+        status = "exited" if ended else "running" if started else "created"
+        said = status if "Status" in words[-2] else str(status == "running").lower()
+        sys.stdout.write(f"{said}\n")
+    elif verb == "logs" and (own / "log").exists():
         sys.stdout.write((own / "log").read_text())
     elif verb == "stop":
         end(own, signal.SIGTERM, signal.SIGKILL)

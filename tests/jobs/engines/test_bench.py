@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from eagle3.errors import BadInput
 from jobs import engine_bench, engine_probe
-from jobs.engines import room
+from jobs.engines import gpu_memory, room
 from jobs.engines.engine import Draft
 from jobs.engines.talk import Address, get
 from jobs.events import Events
@@ -427,6 +429,34 @@ def test_a_patch_that_does_not_fit_starts_nothing(
     with pytest.raises(BadInput, match="captures the embedding output without a patch; leave"):
         bench.run(engine={"env": engine_source, "patch": "embedding_capture"})
     assert "is starting" not in bench.said()
+
+
+GROWING = """#!/bin/sh
+case "$1" in
+  --query-gpu=*)
+    echo x >> "$0.asked"
+    echo "0, GPU-00, Fake, 80000, $(($(wc -l < "$0.asked") * 1000)), 0" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_gpu_memory_that_is_not_given_back_stands_in_the_result(
+    device: str, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi = tmp_path / "smi" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text(GROWING)
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{smi.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_memory, "WAIT_S", 0.0)
+    result = bench.run(device=device)
+    found = [note for note in result["notes"] if "more in use than before the start" in note]
+    starts = arms(result)
+    # One behind the other, as SGLang's servers stand on a GPU.
+    assert [n.partition(":")[0] for n in found] == [label for label, _ in starts if device != "cpu"]
+    assert all(": GPU 0 (Fake) has " in note and note in bench.said() for note in found)
 
 
 def test_states_that_need_a_patch_are_fed_with_one_only(bench: Bench) -> None:

@@ -150,6 +150,12 @@ def test_a_change_of_the_drafter_itself_cannot_be_told(
             [-1, 2, 30],
             "sglang 0.5.2 feeds states [0, 3, 31] only with the embedding capture patch",
         ),
+        (
+            "sglang",
+            "0.5.20",
+            [-1, 2, 30],
+            "; it is not shipped for 0.5.20: give one of your own: engine.patch=my.patch",
+        ),
     ],
 )
 def test_states_that_the_engine_cannot_feed_are_refused_with_the_reason(

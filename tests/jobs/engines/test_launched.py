@@ -168,6 +168,42 @@ def test_a_container_that_dies_at_once_is_shown_with_its_last_words(
     assert not (docker / "mine").exists()
 
 
+@pytest.mark.parametrize("detached", [[], ["-d"]])
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        (["--gpus", "all", "sleep", "600"], 125, "could not select device driver"),
+        (["/", "600"], 126, "is a directory"),
+        (["/none/sglang", "600"], 127, "executable file not found"),
+    ],
+)
+def test_a_container_that_was_created_and_cannot_be_started_is_gone(
+    words: list[str],
+    code: int,
+    why: str,
+    detached: list[str],
+    begin: Begin,
+    docker: Path,
+    said: list[str],
+) -> None:
+    error = refused(begin(("docker", "run", *detached, "--name", "mine", *words)))
+    assert f"ended with exit code {code}" in error
+    assert why in error
+    assert "rm -f mine" in asked_of(docker)
+    assert not (docker / "mine").exists()
+    assert said[-1].endswith("; container mine is gone")
+
+
+def test_one_that_somebody_else_creates_meanwhile_is_left_alone(
+    begin: Begin, docker: Path, tmp_path: Path, said: list[str]
+) -> None:
+    before_run(tmp_path, "fake_docker run -d --name mine --gpus all sleep 600")
+    error = refused(begin(("docker", "run", "--name", "mine", *LAUNCH)))
+    assert "is already in use" in error
+    assert (docker / "mine").exists()
+    assert "left alone" in said[-1]
+
+
 def test_a_container_of_that_name_that_was_there_is_left_alone(begin: Begin, docker: Path) -> None:
     words = ["docker", "run", "-d", "--name", "mine", "sleep", "600"]
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 import torch
 
+from eagle3.conventions import RULES, Reach
+from eagle3.engine_patches import SETTING, SHIPPED, Shipped, way
 from eagle3.engines import rule_for
 from eagle3.errors import BadInput
 from jobs.engines.diffs import parse
 from jobs.engines.patched import Overlay, Patch, overlaid, package_folder, patch_engine, read_patch
 from jobs.engines.recording import Recorder
-from jobs.engines.shipped import SHIPPED, Shipped, shipped, spared
+from jobs.engines.shipped import FOLDER, file_of, shipped, spared
 from jobs.engines.talk import ServerError
 
 LLAMA, OPS = "sglang/srt/models/llama.py", "sglang/srt/__init__.py"
@@ -197,7 +199,7 @@ def test_a_file_that_the_target_does_not_run_need_not_be_imported(
         assert overlay.check("x") == {LLAMA: 0, OPS: 1}
 
 
-@pytest.mark.parametrize("one", SHIPPED, ids=lambda one: one.file.stem)
+@pytest.mark.parametrize("one", SHIPPED, ids=lambda one: file_of(one).stem)
 def test_of_a_shipped_patch_the_file_of_the_targets_class_has_to_be_imported(one: Shipped) -> None:
     files = {"llama": "llama.py", "kimi_k25": "deepseek_v2.py"}
     files = {name: files[name] for name in one.classes}
@@ -311,22 +313,22 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
         read_patch(tmp_path / "my.patch")
 
 
-@pytest.mark.parametrize("one", SHIPPED, ids=lambda one: one.file.stem)
+@pytest.mark.parametrize("one", SHIPPED, ids=lambda one: file_of(one).stem)
 def test_a_shipped_patch_changes_the_files_of_the_classes_that_it_names(one: Shipped) -> None:
-    files = {Path(f.path).name for f in parse(read_patch(one.file).text)}
+    files = {Path(f.path).name for f in parse(read_patch(file_of(one)).text)}
     named: set[str] = set()
     for name in one.classes:
         rule = rule_for(one.engine, one.version, name)
         assert "embedding capture patch" in str(rule.patch)
         where = rule.source.partition("::")[0]
         named |= {Path(part.strip()).name for part in where.split(",")}
-        assert shipped(one.engine, one.version, name).name == one.file.name
+        assert shipped(one.engine, one.version, name).name == file_of(one).name
     assert files == named
 
 
-@pytest.mark.parametrize("one", SHIPPED, ids=lambda one: one.file.stem)
+@pytest.mark.parametrize("one", SHIPPED, ids=lambda one: file_of(one).stem)
 def test_what_a_shipped_patch_captures_is_state_0_apart_and_the_sum_behind_it(one: Shipped) -> None:
-    for file in parse(read_patch(one.file).text):
+    for file in parse(read_patch(file_of(one)).text):
         (hunk,) = file.hunks
         assert "".join(hunk.old).count("hidden_states + residual") in (1, 2)
         start = next(i for i, line in enumerate(hunk.new) if line.rstrip().endswith(" = ("))
@@ -339,6 +341,31 @@ def test_what_a_shipped_patch_captures_is_state_0_apart_and_the_sum_behind_it(on
             names["hidden_states"].zero_()  # as the norm in place does
             (captured,) = (names[n] for n in ("captured", "aux_hidden_state") if n in names)
             assert captured.tolist() == expected
+
+
+def test_the_patches_that_are_known_are_the_files_that_are_there() -> None:
+    assert sorted(map(file_of, SHIPPED)) == sorted(FOLDER.glob("*.patch"))
+
+
+def test_what_is_said_to_be_shipped_is_what_can_be_had() -> None:
+    releases = {"sglang": ("0.5.12", "0.5.13", "0.5.21"), "vllm": ("0.17.0", "0.32.0", "0.33.0")}
+    had = {True: 0, False: 0}
+    for engine, name in sorted({(r.ecosystem, c) for r in RULES for c in r.classes}):
+        for version in releases.get(engine, ()):
+            try:
+                rule = rule_for(engine, version, name)
+            except BadInput:
+                continue  # a class that is not served there
+            if rule.embedding is not Reach.patch:
+                continue
+            try:
+                shipped(engine, version, name)
+                there = True
+            except BadInput:
+                there = False
+            assert (way(rule, version, name) == SETTING) is there, (engine, version, name)
+            had[there] += 1
+    assert min(had.values()) > 10
 
 
 @pytest.mark.parametrize(
