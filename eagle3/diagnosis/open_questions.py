@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from eagle3.diagnosis import beyond
-from eagle3.diagnosis.behind_engine import comparable
+from eagle3.diagnosis.behind_engine import NEAR_LENGTH, comparable
 from eagle3.diagnosis.causes import (
     LEAST_ACCURACY,
     LEAST_LENGTH,
@@ -17,7 +17,7 @@ from eagle3.diagnosis.damage import broken
 from eagle3.diagnosis.evidence import Evidence
 from eagle3.diagnosis.kinds import kind_of, switch_of
 from eagle3.diagnosis.signatures import curve_words, level
-from eagle3.diagnosis.words import joined, rate_words, value_words
+from eagle3.diagnosis.words import difference_words, joined, rate_words, value_words
 from eagle3.metrics import Truth
 from eagle3.wiring import Wiring
 
@@ -102,7 +102,17 @@ def of_serving(e: Evidence) -> Iterator[str]:
         )
     elif e.why_not_served is not None:
         yield f"accept length as served: {e.why_not_served}"
-    if e.served is not None and e.engine_accept_length is None:
+    if e.heard is not None and e.heard.states is None:
+        yield f"which states the server feeds: read from tables, not measured; {e.heard.why_not}"
+    if e.counted is not None and e.counted.lost.high > NEAR_LENGTH >= e.counted.lost.low:
+        yield (
+            "whether the server accepts what its wiring gives: on the prompts of "
+            f"{e.counted.texts} texts it loses {difference_words(e.counted.lost)}; job=engine_bench "
+            "counts on more"
+        )
+    if e.heard is not None and e.engine_accept_length is None:
+        yield "whether the server reaches what its wiring predicts: it counts no rounds of a request"
+    elif e.served is not None and e.engine_accept_length is None:
         yield (
             "whether the engine reaches what its wiring predicts: give the accept length that it "
             "reports (accept_length=X)"
