@@ -9,13 +9,12 @@ from eagle3.conventions import Evidence as Ground
 from eagle3.diagnosis.answer import LIKELY, POSSIBLE, Cause
 from eagle3.diagnosis.evidence import Evidence, Scored
 from eagle3.diagnosis.fixes import Fix
-from eagle3.diagnosis.heard import Counted, Heard
+from eagle3.diagnosis.heard import NEAR_LENGTH, Counted, Heard, gains_more
 from eagle3.diagnosis.words import rate_words
 from eagle3.doctor.server import flags_of
 from eagle3.metrics import Rate
 
 STEPS = ("speculative_num_steps", "num_speculative_tokens")  # flags of SGLang and of vLLM
-NEAR_LENGTH = 0.1  # accept lengths behind an engine, whose prompts are others, differ by this much
 EXACTLY = 0.02  # a figure this near to the predicted one less 1 lacks the bonus token
 LOSES = (
     "something behind the engine loses the rest (the drafter's cache not rebuilt behind accepted "
@@ -85,11 +84,17 @@ def counted_causes(e: Evidence, counted: Counted) -> Iterator[Cause]:
             confidence=LIKELY if known else POSSIBLE,
             **shown,
         )
-    elif lost.high < -NEAR_LENGTH:
+    elif gains_more(counted):
+        why = (
+            "no such wiring gains so much; it simulates what it accepts, accepts what the target would "
+            "not have said, or says other texts"
+        )
+        if not known:
+            as_trained = rate_words(e.trained.accept_length)
+            why = f"what it feeds is not what was read; as trained it would be {as_trained}"
         yield Cause(
             kind="measurement",
-            what=f"{beside}: no such wiring gains so much; it simulates what it accepts, accepts what "
-            "the target would not have said, or says other texts",
+            what=f"{beside}: {why}",
             fixes=(to_do("compare its answers with the target's own at temperature 0"),),
             confidence=POSSIBLE,
             **shown,

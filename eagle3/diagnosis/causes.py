@@ -15,6 +15,7 @@ from eagle3.conventions import Evidence as Ground
 from eagle3.diagnosis.answer import CERTAIN, LIKELY, POSSIBLE, Cause, Cost
 from eagle3.diagnosis.evidence import Evidence, Scored
 from eagle3.diagnosis.fixes import MAKERS, Fix, fixes_for, patched_config
+from eagle3.diagnosis.heard import gains_more
 from eagle3.diagnosis.kinds import NOT_SERVED, ORDER, STATES, kind_of, switch_of
 from eagle3.diagnosis.signatures import signature_of, speaks_against
 from eagle3.diagnosis.tensor_fixes import of_table
@@ -335,9 +336,12 @@ def confidence_of(e: Evidence, kind: str, so: Scored | None) -> str:
 
     Certain: a trained value that the search told from all others, of slots that were verified, whose
     loss against the target's own choice is settled beside what was read or run of an engine that runs.
+    No more than possible: what a running server accepts speaks against what was read of it.
     """
     name = switch_of(kind) or kind
     inferred = e.served is not None and ground_of(e.served, name) is Ground.inferred
+    if e.served is not None and not e.served.measured and gains_more(e.counted):
+        return POSSIBLE
     if so is None:
         return POSSIBLE if inferred else LIKELY
     if inferred:

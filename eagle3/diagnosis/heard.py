@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from eagle3.diagnosis.answer import Cause
     from eagle3.diagnosis.evidence import Scored
 
+NEAR_LENGTH = 0.1  # accept lengths behind an engine, whose prompts are others, differ by this much
 CONFIG, ENGINE, HEAD, DATA, MEASUREMENT = "config", "engine", "head", "data", "measurement"
 # Where a cause lies that is not wiring, and wiring that lies in the drafter's own files.
 LIES = {
@@ -148,6 +149,11 @@ def counted_of(heard: Heard | None, scored: Scored | None, names: Sequence[str])
         ),
         texts=len(both),
     )
+
+
+def gains_more(counted: Counted | None) -> bool:
+    """Whether more is accepted than the wiring that is said to be served can give."""
+    return counted is not None and counted.lost.high < -NEAR_LENGTH
 
 
 def fault_of(causes: Sequence[Cause], *, undecided: bool) -> str:

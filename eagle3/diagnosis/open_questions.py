@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from eagle3.diagnosis import beyond
-from eagle3.diagnosis.behind_engine import NEAR_LENGTH, comparable
+from eagle3.diagnosis.behind_engine import comparable
 from eagle3.diagnosis.causes import (
     LEAST_ACCURACY,
     LEAST_LENGTH,
+    OPEN_LENGTH,
     difference_of,
     kinds_of,
     unsettled,
 )
 from eagle3.diagnosis.damage import broken
 from eagle3.diagnosis.evidence import Evidence
+from eagle3.diagnosis.heard import NEAR_LENGTH
 from eagle3.diagnosis.kinds import kind_of, switch_of
 from eagle3.diagnosis.signatures import curve_words, level
 from eagle3.diagnosis.words import difference_words, joined, rate_words, value_words
@@ -104,7 +106,12 @@ def of_serving(e: Evidence) -> Iterator[str]:
         yield f"accept length as served: {e.why_not_served}"
     if e.heard is not None and e.heard.states is None:
         yield f"which states the server feeds: read from tables, not measured; {e.heard.why_not}"
-    if e.counted is not None and e.counted.lost.high > NEAR_LENGTH >= e.counted.lost.low:
+    lost = None if e.counted is None else e.counted.lost
+    if (
+        e.counted is not None
+        and lost is not None
+        and lost.low <= NEAR_LENGTH < lost.high - OPEN_LENGTH
+    ):
         yield (
             "whether the server accepts what its wiring gives: on the prompts of "
             f"{e.counted.texts} texts it loses {difference_words(e.counted.lost)}; job=engine_bench "

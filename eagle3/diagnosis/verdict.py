@@ -40,7 +40,7 @@ from eagle3.diagnosis.contradicted import standing
 from eagle3.diagnosis.damage import broken, ceiling, only_blank, reaches_log
 from eagle3.diagnosis.evidence import Evidence, SlotSeen
 from eagle3.diagnosis.fixes import elsewhere, flat_copy
-from eagle3.diagnosis.heard import Joined, fault_of, joined_with
+from eagle3.diagnosis.heard import Joined, fault_of, gains_more, joined_with
 from eagle3.diagnosis.incomplete import STAND_IN, absent_head, headless
 from eagle3.diagnosis.kinds import NOT_SERVED, ORDER, STATES, WIRING
 from eagle3.diagnosis.open_questions import FEW, ahead, doubts, texts_of, undecided, unshown
@@ -129,6 +129,8 @@ def joined_server(e: Evidence, concluded: Concluded) -> Joined | None:
     if e.heard is None or e.served is None:
         return None
     fault = fault_of(concluded.causes, undecided=concluded.verdict == UNDECIDED)
+    if gains_more(e.counted) and not e.served.measured:
+        fault = "undecided, since it accepts more than the tables' states can give"
     return joined_with(e.heard, e.served, e.counted, fault)
 
 
