@@ -139,7 +139,9 @@ def counted_of(heard: Heard | None, scored: Scored | None, names: Sequence[str])
     if not both:
         return None
     return Counted(
-        served=heard.accept_length,
+        served=replace(
+            scored, counts=[{"accept_length": count} for _, count in both]
+        ).accept_length,
         alone=replace(scored, counts=[counts for counts, _ in both]).accept_length,
         lost=rate_difference(
             [counts["accept_length"] for counts, _ in both],
@@ -180,7 +182,7 @@ def joined_with(heard: Heard, served: ServedWiring, counted: Counted | None, fau
         tables = in_words(served.states) if served.states else "states"
         wants = f"needs {heard.needs}" if heard.needs else heard.why_not
         fed = f"{tables} read from tables, not measured ({wants})"
-    length = heard.accept_length
+    length = heard.accept_length if counted is None else counted.served
     accepts = "counts no rounds" if length is None else f"accepts {rate_words(length)}"
     if counted is not None:
         accepts += f", alone so wired {counted.alone.value:.2f}"
