@@ -70,6 +70,7 @@ class ServedWiring:
     problems: tuple[str, ...]  # the same in words; then what else is not as it seems
     notes: tuple[str, ...]
     engine: str  # in words: "SGLang 0.5.12, class kimi_k25"
+    measured: bool = False  # the states are those that a running server returned, not the tables'
 
 
 def served_wiring(

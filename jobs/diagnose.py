@@ -14,29 +14,33 @@ from jobs.diagnosing import Answer, diagnose_folder
 from jobs.events import Events
 from jobs.inputs import capture_missing_data, pick_device, target_folder
 from jobs.inspecting import short
-from jobs.question import Kit, check_engine
+from jobs.question import Asked, Kit, check_engine
 from jobs.search_tables import tables
+from jobs.served_live import Server, attached
 
 
 def open_job(request: Mapping[str, Any], events: Events) -> Diagnose:
-    """Read the target; what cannot be asked of an engine is refused before anything is made."""
-    check_engine(asked_of(request))
+    """Read the target; what cannot be asked of an engine is refused before anything is captured."""
+    asked, server = asked_of(request), None
+    inputs, url = request["inputs"], (request.get("engine") or {}).get("url")
+    if url is not None:
+        server, asked = attached(asked, url, target_folder(inputs["target"]))
+    check_engine(asked)
     device = pick_device(request["device"], events)
-    inputs = request["inputs"]
     capture_missing_data(inputs["data"], events)
-    return Diagnose(request, events, Kit(target_folder(inputs["target"]), device))
+    return Diagnose(asked, events, Kit(target_folder(inputs["target"]), device), server)
 
 
 class Diagnose:
     """Answers cases `{"case_id": …}`."""
 
-    def __init__(self, request: Mapping[str, Any], events: Events, kit: Kit) -> None:
-        self.asked = asked_of(request)
+    def __init__(self, asked: Asked, events: Events, kit: Kit, server: Server | None) -> None:
+        self.asked, self.server = asked, server
         self.events, self.kit = events, kit
 
     def run_case(self, _: Mapping[str, Any]) -> dict[str, Any]:
         """The diagnosis with the search's tables and the figures of the trained and served wiring."""
-        answer = diagnose_folder(self.asked, self.kit, self.events.progress)
+        answer = diagnose_folder(self.asked, self.kit, self.events.progress, self.server)
         for note in answer.notes:
             self.events.note(note)
         return result_of(answer, self.kit)

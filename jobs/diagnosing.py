@@ -27,6 +27,7 @@ from jobs.question import Asked, Kit, Progress, inspect, read, texts_of
 from jobs.reference import candidates, with_end
 from jobs.remaking import can_be_made, with_remade, without_lost
 from jobs.searching import data_order, search_texts
+from jobs.served_live import Server, heard
 
 FEW_TEXTS = 16  # that tell whether a state beside those that were found is worth a look
 DOUBT = 0.05  # how far an agreement may be off on so few
@@ -49,11 +50,19 @@ class Answer:
     notes: tuple[str, ...]
 
 
-def diagnose_folder(asked: Asked, kit: Kit, progress: Progress = lambda *_: None) -> Answer:
-    """The answer to one question. Raises BadInput for what cannot be read, naming it."""
+def diagnose_folder(
+    asked: Asked, kit: Kit, progress: Progress = lambda *_: None, server: Server | None = None
+) -> Answer:
+    """The answer to one question, for which a running `server` is asked as well.
+
+    Raises BadInput for what cannot be read, naming it.
+    """
     known = read(asked, kit)
+    if server is not None:
+        asked, known = heard(server, asked, known, kit, progress)
     inspected, form, ran = inspect(asked, kit, known)
     texts, digest, left_out, more = texts_of(asked, kit, known, form, ran, progress)
+    more = (*asked.heard.notes, *more) if asked.heard is not None else more
     texts = with_end(texts, form, inspected, kit.target)
     matter = Matter(
         asked=asked, kit=kit, known=known, form=form, inspected=inspected, texts=tuple(texts)

@@ -14,18 +14,20 @@ from eagle3.diagnosis.beyond import slot_causes, teacher_cause
 from eagle3.diagnosis.causes import LEAST_LENGTH, mended_causes, runs, wiring_causes, with_part_of
 from eagle3.diagnosis.evidence import Evidence, Inspected, Scored, held_against
 from eagle3.diagnosis.fix import mended
+from eagle3.diagnosis.heard import counted_of
 from eagle3.diagnosis.kinds import ORDER, STATES
 from eagle3.doctor.findings import Finding
 from eagle3.doctor.report import examine
 from eagle3.doctor.server import flags_of
 from eagle3.errors import BadInput
 from eagle3.layers import LayerConvention
-from eagle3.metrics import Difference, Rate
+from eagle3.metrics import Difference
 from eagle3.search.score import Scorer
 from eagle3.search.search import Searched
 from eagle3.search.texts import Text
 from eagle3.tree import count_trees, judge_trees
 from eagle3.wiring import Wiring
+from jobs.inspecting import short
 from jobs.question import Asked, Kit, Read
 from jobs.reference import follows, reference_of
 from jobs.searching import rope_of
@@ -79,6 +81,10 @@ def measured(m: Matter, searched: Searched, scorer: Scorer, file: Scorer | None 
     tree, notes = None, list[str]()
     if side.as_served is not None:
         tree, notes = tree_of(m, side.wrong, trained.truth)
+    heard, counted = m.asked.heard, None
+    if m.asked.accept_length is None:
+        names = [short(text.path) for text in m.texts]
+        counted = counted_of(heard, tree or side.as_served, names)
     evidence = Evidence(
         form=checkpoint.form,
         config=m.known.config,
@@ -110,13 +116,15 @@ def measured(m: Matter, searched: Searched, scorer: Scorer, file: Scorer | None 
         mended=() if file is None else (measure.mended(side.alone[TABLE]),),
         doctor=doctor_of(m),
         asked=m.asked.engine,
-        engine_accept_length=m.asked.accept_length,
-        tree=tree,
+        engine_accept_length=reported(m.asked),
+        tree=None if tree is None else tree.accept_length,
         trained_accuracy=m.asked.trained_accuracy,
         longest=max(len(text.ids) for text in m.texts),
         stored=tuple(slot.state for slot in m.form.slots if slot.state is not None),
         notes=tuple(notes),
         follows=follows(m.texts, seed),
+        heard=heard,
+        counted=counted,
     )
     return with_ladder(m, evidence, scorer, file)
 
@@ -225,10 +233,13 @@ def states_alone(
 
 
 def doctor_of(m: Matter) -> tuple[Finding, ...]:
-    """What the files themselves show; of the file's ids nothing where others are served."""
+    """What the files themselves show; of the file's ids nothing where others are served, or where
+    it was measured what is fed.
+    """
     asked = m.asked
     report = examine(asked.drafter, m.kit.target.folder, asked.data, engine=asked.engine)
-    if asked.ids is None:
+    measured = m.known.served is not None and m.known.served.measured
+    if asked.ids is None and not measured:
         return tuple(report.findings)
     return tuple(f for f in report.findings if not f.name.startswith(OF_IDS))
 
@@ -242,7 +253,15 @@ def as_declared(m: Matter, scorer: Scorer, best: Wiring) -> Scored | None:
     return None if scorer.why_not(wiring) else m.scored(scorer, wiring)
 
 
-def tree_of(m: Matter, wiring: Wiring, truth: str) -> tuple[Rate | None, list[str]]:
+def reported(asked: Asked) -> float | None:
+    """The engine's accept length: as it was given, else as a running server counted it."""
+    if asked.accept_length is not None or asked.heard is None:
+        return asked.accept_length
+    counted = asked.heard.accept_length
+    return None if counted is None else counted.value
+
+
+def tree_of(m: Matter, wiring: Wiring, truth: str) -> tuple[Scored | None, list[str]]:
     """Accept length in the tree that the engine's flags describe, and why it is not measured.
 
     None without a reason where they describe a chain, or no figure is there to be compared.
@@ -250,7 +269,7 @@ def tree_of(m: Matter, wiring: Wiring, truth: str) -> tuple[Rate | None, list[st
     asked = m.asked
     flags = flags_of(asked.engine.flags) if asked.engine is not None else {}
     topk, tokens = flags.get("speculative_eagle_topk"), flags.get("speculative_num_draft_tokens")
-    if asked.accept_length is None or topk is None or str(topk) == "1" or tokens is None:
+    if reported(asked) is None or topk is None or str(topk) == "1" or tokens is None:
         return None, []
     try:
         tied = connect(m.known.checkpoint, m.kit.target, wiring)
@@ -272,4 +291,4 @@ def tree_of(m: Matter, wiring: Wiring, truth: str) -> tuple[Rate | None, list[st
             return None, []
         counts.append({"accept_length": found[name]})
     so = Scored(wiring=wiring, counts=counts, truth=truth, steps=asked.steps, seed=asked.seed)
-    return so.accept_length, []
+    return so, []

@@ -20,6 +20,7 @@ from eagle3.data import find_data
 from eagle3.data.argmax import check_argmax
 from eagle3.data.form import DataForm, RawSample
 from eagle3.diagnosis.evidence import Inspected, SlotSeen
+from eagle3.diagnosis.heard import Heard
 from eagle3.doctor.subject import EngineAsked, read_drafter, read_target
 from eagle3.engines import rule_for
 from eagle3.errors import BadInput
@@ -66,6 +67,7 @@ class Asked:
     engine: EngineAsked | None = None
     ids: Sequence[int] | None = None  # as served instead of config.json's
     accept_length: float | None = None  # measured behind the engine
+    heard: Heard | None = None  # of a running server, which counts what it accepts itself
     trained_accuracy: float | None = None
     steps: int = 4
     max_samples: int | None = None

@@ -9,6 +9,7 @@ from typing import Any
 from eagle3.engines import rule_for
 from eagle3.errors import BadInput
 from eagle3.wiring import SWITCHES
+from orchestrator.check_bench import ENGINES
 from orchestrator.errors import InputError
 
 JOBS = ("wiring_search", "diagnose")
@@ -92,11 +93,27 @@ def check_engine(engine: Mapping[str, Any]) -> None:
             f"engine.{stated[0]} is set without an engine; name it: engine=sglang, vllm, tensorrt_llm "
             "or llama_cpp"
         )
-    if engine["name"] is not None and (engine["version"] or not engine["checkout"]):
+    if engine["url"] is not None:
+        check_url(engine)
+    elif engine["name"] is not None and (engine["version"] or not engine["checkout"]):
         try:  # a checkout says which release it is where it lies
             rule_for(engine["name"], engine["version"], engine["engine_class"])
         except BadInput as error:
             raise InputError(f"engine: {error}") from error
+
+
+def check_url(engine: Mapping[str, Any]) -> None:
+    """A server that runs is asked what it is told, and is of an engine that can be asked."""
+    if engine["name"] not in ENGINES:
+        raise InputError(
+            f"engine.url asks a running {' or '.join(ENGINES)}, but the engine is {engine['name']}; "
+            "leave it out"
+        )
+    if engine["ids"] is not None:
+        raise InputError(
+            f"engine.ids={engine['ids']} is what a server is told, but engine.url names one that runs "
+            "and is asked what it feeds; leave one of them out"
+        )
 
 
 def no_such(kind: str, name: str, known: Sequence[str]) -> str:

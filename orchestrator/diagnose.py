@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 USAGE = (
     "python -m orchestrator diagnose [host=NAME] drafter=PATH data=PATH [target=PATH] [states=[…]] "
     "[engine=NAME engine_version=X.Y.Z engine_class=NAME engine_ids=[…] engine_checkout=PATH "
-    "engine_flags=…] [accept_length=X] [trained_accuracy=X] [target_argmax=PATH] [max_samples=N]"
+    "engine_flags=… engine.url=URL] [accept_length=X] [trained_accuracy=X] [target_argmax=PATH] "
+    "[max_samples=N]"
 )
 ABOUT = """Find the wiring and the teacher that a drafter was trained with, what an engine does instead,
 what that costs, and the lines to change.
@@ -50,6 +51,9 @@ what that costs, and the lines to change.
                     target's class there, such as kimi_k25; engine_ids='[2,30,58]' the layer ids that it
                     is given (left out: what config.json says); engine_checkout a folder with its source;
                     engine_flags the server's flags, as JSON or as 'num_steps=3,topk=1'
+  engine.url        a running SGLang or vLLM, as that host sees it, asked in the place of all these for
+                    release, flags, the states that it feeds (SGLang with --enable-return-hidden-states)
+                    and what it accepts; it is left running
   accept_length     what the engine shows; trained_accuracy what the training log said (0.75)
   max_samples       how many texts are read; left out: all of them
 

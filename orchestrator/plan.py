@@ -271,6 +271,8 @@ def search_request(
     if job["name"] != "diagnose":
         return request
     engine = {k: v for k, v in config["engine"].items() if k not in OF_SERVERS}
+    if config["engine"]["url"] is not None:
+        engine["url"] = config["engine"]["url"]
     if engine["name"] is not None and "checkout" in inputs:
         engine = {**engine, "checkout": inputs["checkout"].path}
     return {

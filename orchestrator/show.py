@@ -32,6 +32,7 @@ STAGES = {
     "read": "reading the samples",
     "search": "searching wirings",
     "probe": "asking the engine for states",
+    "asked": "asking the running server",
 }
 COLOURS = {
     "supported": "green",

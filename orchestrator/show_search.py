@@ -75,6 +75,8 @@ def show_diagnosis(show: Show, diagnosis: Mapping[str, Any]) -> None:
         show.line("\nthe same states elsewhere", style="bold")
         for fix in diagnosis["elsewhere"]:
             fix_lines(show, fix)
+    if server := diagnosis.get("server"):
+        show.line(f"\nserver   {server['said']}", style="bold")
     for slot in diagnosis.get("slots") or []:
         show.line(slot)
     if diagnosis.get("signature"):

@@ -8,6 +8,7 @@ from typing import Any
 
 from eagle3.diagnosis import told
 from eagle3.diagnosis.fixes import Fix
+from eagle3.diagnosis.heard import Joined
 from eagle3.doctor.findings import Finding
 from eagle3.metrics import Difference, Rate
 from eagle3.served import ServedWiring
@@ -93,6 +94,7 @@ class Diagnosis:
     doubts: tuple[str, ...] = ()
     # The engine's own accept length where it is not compared with the predicted one, and why.
     engine_figure: str | None = None
+    joined: Joined | None = None  # with a running server; None: none was asked
     # The patch on which it rests that the engine feeds the trained states, as it is told to.
     provided: str | None = None
     # Accept length as served with the states alone mended, by the kind that this is.
@@ -126,6 +128,7 @@ class Diagnosis:
             "doubts": list(self.doubts),
             "engine_figure": self.engine_figure,
             "provided": self.provided,
+            "server": None if self.joined is None else self.joined.plain(),
             "elsewhere": [fix_plain(fix) for fix in self.elsewhere],
             "findings": [{**asdict(f), "fix": list(f.fix)} for f in self.findings],
             "notes": list(self.notes),

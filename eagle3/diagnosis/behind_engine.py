@@ -9,24 +9,39 @@ from eagle3.conventions import Evidence as Ground
 from eagle3.diagnosis.answer import LIKELY, POSSIBLE, Cause
 from eagle3.diagnosis.evidence import Evidence, Scored
 from eagle3.diagnosis.fixes import Fix
+from eagle3.diagnosis.heard import NEAR_LENGTH, Counted, Heard, gains_more
 from eagle3.diagnosis.words import rate_words
 from eagle3.doctor.server import flags_of
 from eagle3.metrics import Rate
 
 STEPS = ("speculative_num_steps", "num_speculative_tokens")  # flags of SGLang and of vLLM
-NEAR_LENGTH = 0.1  # accept lengths behind an engine, whose prompts are others, differ by this much
 EXACTLY = 0.02  # a figure this near to the predicted one less 1 lacks the bonus token
 LOSES = (
     "something behind the engine loses the rest (the drafter's cache not rebuilt behind accepted "
     "tokens, prefix cache, another target build, other prompts)"
 )
+RECORD = "record what fc is fed: job=engine_probe with engine.python=…, which starts its own server"
+AGAIN = (
+    "serve once with the prefix cache off and one request at a time, and compare",
+    "compare the first round's accept length with the later ones",
+)
 NO_BONUS = "the engine's figure leaves the bonus token out"
+BEHIND = (
+    "something between the target's states and what is accepted loses the rest (a norm, a shift or a "
+    "cast in front of fc, the drafter's cache, its kernels)"
+)
 
 
 def engine_causes(e: Evidence) -> Iterator[Cause]:
     """At most one cause; where two readings explain the figure, the other one is in its words."""
+    if e.heard is not None and e.heard.shift:
+        yield moved(e.heard)
+        return
     measured, predicted = e.engine_accept_length, e.as_served
     if measured is None or predicted is None or comparable(e) is not None:
+        return
+    if e.counted is not None:
+        yield from counted_causes(e, e.counted)
         return
     length = predicted.accept_length
     if inside(measured, length):
@@ -44,6 +59,61 @@ def engine_causes(e: Evidence) -> Iterator[Cause]:
         yield measurement(e, why, POSSIBLE)
     else:
         yield engine_state(e, predicted)
+
+
+def counted_causes(e: Evidence, counted: Counted) -> Iterator[Cause]:
+    """At most one cause, of what a running server was seen to accept of these very texts' prompts."""
+    served, alone, lost = counted.served, counted.alone, counted.lost
+    beside = (
+        f"the server was counted at {rate_words(served)} on the prompts of {counted.texts} texts, where "
+        f"the drafter alone, wired as it is served, has {rate_words(alone)}"
+    )
+    known = e.served is not None and e.served.measured
+    shown: dict[str, Any] = {
+        "trained": f"alone {alone.value:.2f}",
+        "served": f"counted {served.value:.2f}",
+        "cost": None,
+        "evidence": Ground.run.value,
+    }
+    if lost.low > NEAR_LENGTH:
+        left = BEHIND if known else f"its states are not those of the tables, or {BEHIND}"
+        yield Cause(
+            kind="engine-state",
+            what=f"{beside}: {left}",
+            fixes=(to_do(RECORD, *AGAIN),),
+            confidence=LIKELY if known else POSSIBLE,
+            **shown,
+        )
+    elif gains_more(counted):
+        why = (
+            "no such wiring gains so much; it simulates what it accepts, accepts what the target would "
+            "not have said, or says other texts"
+        )
+        if not known:
+            as_trained = rate_words(e.trained.accept_length)
+            why = f"what it feeds is not what was read; as trained it would be {as_trained}"
+        yield Cause(
+            kind="measurement",
+            what=f"{beside}: {why}",
+            fixes=(to_do("compare its answers with the target's own at temperature 0"),),
+            confidence=POSSIBLE,
+            **shown,
+        )
+
+
+def moved(heard: Heard) -> Cause:
+    """The server hands the states of other positions to its drafter."""
+    rows = f"row t of the states that the server returns is that of position t{heard.shift:+d}"
+    return Cause(
+        kind="engine-state",
+        what=f"{rows}: the drafter is fed so, or the answer alone is moved",
+        trained="row t is that of position t",
+        served=rows,
+        cost=None,
+        fixes=(to_do(RECORD),),
+        confidence=LIKELY,
+        evidence=Ground.run.value,
+    )
 
 
 def inside(measured: float, predicted: Rate) -> bool:
@@ -126,12 +196,7 @@ def engine_state(e: Evidence, predicted: Scored, other: str = "") -> Cause:
         trained=f"predicted {length.value:.2f}",
         served=f"reported {e.engine_accept_length:.2f}",
         cost=None,
-        fixes=(
-            to_do(
-                "serve once with the prefix cache off and one request at a time, and compare",
-                "compare the first round's accept length with the later ones",
-            ),
-        ),
+        fixes=(to_do(*AGAIN),),
         confidence=POSSIBLE,
         evidence=Ground.inferred.value,
     )

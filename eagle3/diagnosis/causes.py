@@ -11,9 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from eagle3.conventions import Evidence as Ground
 from eagle3.diagnosis.answer import CERTAIN, LIKELY, POSSIBLE, Cause, Cost
 from eagle3.diagnosis.evidence import Evidence, Scored
 from eagle3.diagnosis.fixes import MAKERS, Fix, fixes_for, patched_config
+from eagle3.diagnosis.heard import gains_more
 from eagle3.diagnosis.kinds import NOT_SERVED, ORDER, STATES, kind_of, switch_of
 from eagle3.diagnosis.signatures import signature_of, speaks_against
 from eagle3.diagnosis.tensor_fixes import of_table
@@ -294,7 +296,12 @@ def how_known(e: Evidence, name: str) -> str:
     if e.served is None:
         return e.declared_by if name == STATES else "config.json, as engines read it"
     because = e.served.because.get(name)
-    return f"{e.served.evidence.value}{f' ({because})' if because else ''}"
+    return f"{ground_of(e.served, name).value}{f' ({because})' if because else ''}"
+
+
+def ground_of(served: ServedWiring, name: str) -> Ground:
+    """How it is known what is served of a switch, or of the states."""
+    return Ground.run if served.measured and name == STATES else served.evidence
 
 
 def fixes_of(e: Evidence, kind: str) -> tuple[Fix, ...]:
@@ -329,12 +336,17 @@ def confidence_of(e: Evidence, kind: str, so: Scored | None) -> str:
 
     Certain: a trained value that the search told from all others, of slots that were verified, whose
     loss against the target's own choice is settled beside what was read or run of an engine that runs.
+    No more than possible: what a running server accepts speaks against what was read of it.
     """
+    name = switch_of(kind) or kind
+    inferred = e.served is not None and ground_of(e.served, name) is Ground.inferred
+    if e.served is not None and not e.served.measured and gains_more(e.counted):
+        return POSSIBLE
     if so is None:
-        return LIKELY if e.served is None or e.served.evidence.value != "inferred" else POSSIBLE
-    if e.served is not None and e.served.evidence.value == "inferred":
+        return POSSIBLE if inferred else LIKELY
+    if inferred:
         return LIKELY
-    if how_trained(e, switch_of(kind) or kind) != MEASURED or not runs(e):
+    if how_trained(e, name) != MEASURED or not runs(e):
         return LIKELY
     cost = cost_of(e.trained, so, comparisons_of(e, kind))
     if not target_s_own(e.trained) or cost is None or cost.difference.low <= 0:

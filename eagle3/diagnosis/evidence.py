@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from eagle3.diagnosis.heard import Counted, Heard
 from eagle3.doctor.findings import Finding
 from eagle3.doctor.subject import EngineAsked
 from eagle3.form import DrafterForm, Rope
@@ -228,6 +229,9 @@ class Evidence:
     follows: Rate | None = None
     # As served with the states alone mended, by the kind that this is; None: there is nothing else.
     states_alone: tuple[str, Scored] | None = None
+    heard: Heard | None = None  # of a running server; None: none was asked
+    # What it accepts beside the drafter alone, where the engine's accept length is that.
+    counted: Counted | None = None
 
     @property
     def wrong(self) -> Wiring:

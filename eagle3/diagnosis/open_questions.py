@@ -9,15 +9,17 @@ from eagle3.diagnosis.behind_engine import comparable
 from eagle3.diagnosis.causes import (
     LEAST_ACCURACY,
     LEAST_LENGTH,
+    OPEN_LENGTH,
     difference_of,
     kinds_of,
     unsettled,
 )
 from eagle3.diagnosis.damage import broken
 from eagle3.diagnosis.evidence import Evidence
+from eagle3.diagnosis.heard import NEAR_LENGTH
 from eagle3.diagnosis.kinds import kind_of, switch_of
 from eagle3.diagnosis.signatures import curve_words, level
-from eagle3.diagnosis.words import joined, rate_words, value_words
+from eagle3.diagnosis.words import difference_words, joined, rate_words, value_words
 from eagle3.metrics import Truth
 from eagle3.wiring import Wiring
 
@@ -102,7 +104,22 @@ def of_serving(e: Evidence) -> Iterator[str]:
         )
     elif e.why_not_served is not None:
         yield f"accept length as served: {e.why_not_served}"
-    if e.served is not None and e.engine_accept_length is None:
+    if e.heard is not None and e.heard.states is None:
+        yield f"which states the server feeds: read from tables, not measured; {e.heard.why_not}"
+    lost = None if e.counted is None else e.counted.lost
+    if (
+        e.counted is not None
+        and lost is not None
+        and lost.low <= NEAR_LENGTH < lost.high - OPEN_LENGTH
+    ):
+        yield (
+            "whether the server accepts what its wiring gives: on the prompts of "
+            f"{e.counted.texts} texts it loses {difference_words(e.counted.lost)}; job=engine_bench "
+            "counts on more"
+        )
+    if e.heard is not None and e.engine_accept_length is None:
+        yield "whether the server reaches what its wiring predicts: it counts no rounds of a request"
+    elif e.served is not None and e.engine_accept_length is None:
         yield (
             "whether the engine reaches what its wiring predicts: give the accept length that it "
             "reports (accept_length=X)"

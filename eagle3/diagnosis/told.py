@@ -51,7 +51,15 @@ def first_lines(d: Diagnosis) -> list[str]:
         head = wrapped(d.headline, lines=3)
         signature = wrapped(f"signature: {d.signature}", lines=2)
         sure = short(f"confidence: {d.confidence}", WIDTH)
-        return [*head, *before_all(d), expected(d), *own_figure(d, lines=2), *signature, sure]
+        return [
+            *head,
+            *before_all(d),
+            expected(d),
+            *of_server(d, lines=2),
+            *own_figure(d, lines=2),
+            *signature,
+            sure,
+        ]
     lines: list[str] = []
     for room in ROOMS:
         lines = within(d, room)
@@ -76,6 +84,11 @@ def before_all(d: Diagnosis) -> list[str]:
     return lines
 
 
+def of_server(d: Diagnosis, *, lines: int) -> list[str]:
+    """Where the fault lies, by what a running server returned."""
+    return [] if d.joined is None else wrapped(d.joined.said, lines=lines)
+
+
 def own_figure(d: Diagnosis, *, lines: int) -> list[str]:
     """What the engine measured itself, where it is not compared; as far as there is room."""
     if d.engine_figure is None or lines < 1:
@@ -91,7 +104,7 @@ def within(d: Diagnosis, room: Room) -> list[str]:
     if left := d.causes[room.causes :]:
         rest = ", ".join(cause.kind for cause in left)
         lines.append(short(f"and {len(left)} more below: {rest}", WIDTH))
-    lines += [*before_all(d), expected(d)]
+    lines += [*before_all(d), expected(d), *of_server(d, lines=room.sure)]
     if room.ladder:
         lines += [
             line for text in steps(d) for line in wrapped(text, lines=room.ladder, indent="   ")
@@ -260,6 +273,20 @@ def below(d: Diagnosis) -> Iterator[str]:
         yield ""
     for number, cause in enumerate(d.causes, 1):
         yield from whole_cause(cause, number)
+    if d.joined is not None:
+        yield "## The running server"
+        yield ""
+        yield f"- {d.joined.said}"
+        if d.joined.heard.why_not is not None:
+            yield f"- its states were not measured: {d.joined.heard.why_not}"
+        if d.joined.counted is not None:
+            counted = d.joined.counted
+            yield (
+                f"- on the prompts of {counted.texts} texts it accepts {rate_words(counted.served)}, "
+                f"the drafter alone, so wired, {rate_words(counted.alone)}: lost "
+                f"{difference_words(counted.lost)}"
+            )
+        yield ""
     yield "## Accept length"
     yield ""
     if d.accept_length_served is not None:

@@ -40,6 +40,7 @@ from eagle3.diagnosis.contradicted import standing
 from eagle3.diagnosis.damage import broken, ceiling, only_blank, reaches_log
 from eagle3.diagnosis.evidence import Evidence, SlotSeen
 from eagle3.diagnosis.fixes import elsewhere, flat_copy
+from eagle3.diagnosis.heard import Joined, fault_of, gains_more, joined_with
 from eagle3.diagnosis.incomplete import STAND_IN, absent_head, headless
 from eagle3.diagnosis.kinds import NOT_SERVED, ORDER, STATES, WIRING
 from eagle3.diagnosis.open_questions import FEW, ahead, doubts, texts_of, undecided, unshown
@@ -96,6 +97,7 @@ def diagnose(e: Evidence) -> Diagnosis:
         findings=relevant(findings),
         engine_figure=engine_figure(e),
         provided=provided(e),
+        joined=joined_server(e, concluded),
         states_alone=None
         if e.states_alone is None or not ladder_of(e, concluded)
         else (e.states_alone[0], e.states_alone[1].accept_length),
@@ -120,6 +122,16 @@ def ladder_of(e: Evidence, concluded: Concluded) -> tuple[tuple[str, Rate], ...]
     if headless(e) or not any(kind in named for kind, _ in e.ladder):
         return ()
     return tuple((kind, scored.accept_length) for kind, scored in e.ladder)
+
+
+def joined_server(e: Evidence, concluded: Concluded) -> Joined | None:
+    """Where the fault lies, with what a running server returned; None: none was asked."""
+    if e.heard is None or e.served is None:
+        return None
+    fault = fault_of(concluded.causes, undecided=concluded.verdict == UNDECIDED)
+    if gains_more(e.counted) and not e.served.measured:
+        fault = "undecided, since it accepts more than the tables' states can give"
+    return joined_with(e.heard, e.served, e.counted, fault)
 
 
 def of_states(e: Evidence, concluded: Concluded) -> bool:
@@ -262,8 +274,8 @@ def provided(e: Evidence) -> str | None:
     """The patch without which the engine feeds no such states, where those that it is told to are the
     trained ones; whether it has the patch, no file shows.
     """
-    if e.served is None or e.served.wiring is None:
-        return None
+    if e.served is None or e.served.wiring is None or e.served.measured:
+        return None  # or it was seen to feed them
     if e.served.wiring.states() != e.trained.wiring.states():
         return None
     patch = next((fix.needs for fix in fixes_of(e, STATES) if fix.patched), None)
@@ -354,7 +366,10 @@ def confidence(e: Evidence, concluded: Concluded) -> str:
         known = e.served.evidence.value
         outside = unread(e.asked.name, e.asked.version) if e.asked and e.asked.version else None
         more = f", since {outside}" if outside else ""
-        reasons.append(f"what {e.served.engine} does is known by: {known}{more}")
+        what = f"what {e.served.engine} does"
+        if e.served.measured:
+            what = f"the states that are fed are known by: run; what else {e.served.engine} does"
+        reasons.append(f"{what} is known by: {known}{more}")
     else:
         reasons.append("no engine was named")
     verified = [s for s in e.inspected.slots if s.verdict == "verified"]

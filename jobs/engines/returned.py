@@ -20,7 +20,7 @@ from eagle3.slot_states import ROUNDING
 from jobs.engines.attached import attach, differences
 from jobs.engines.engine import Draft, Engine
 from jobs.engines.probing import Chunk, Rows
-from jobs.engines.records import Facts, Request, Returned
+from jobs.engines.records import Answered, Facts, Request, Returned
 from jobs.engines.sglang import SGLang
 from jobs.engines.started import Running
 from jobs.engines.talk import ServerError
@@ -80,28 +80,41 @@ def returned(server: Returning, requests: Sequence[Request], width: int) -> Iter
     States are asked for under a new key each time, so that the server's cache of prefixes, which has
     none, answers nothing of it and need not be emptied. Raises BadInput.
     """
-    engine, address = server.engine, server.running.address
     for request in requests:
-        prompt = request.prompt
-        short = replace(
-            request,
-            prompt=replace(prompt, ids=prompt.ids[:POSITIONS], new_tokens=NEW_TOKENS),
-        )
         try:
-            answer = engine.ask(address, request, 0.0, alone=True)
-            takes = [engine.states(address, short, uuid.uuid4().hex) for _ in range(2)]
+            answer = server.engine.ask(server.running.address, request, 0.0, alone=True)
         except ServerError as error:
-            raise BadInput(f"prompt {prompt.name} was not answered: {error}") from error
-        (prefill, later), (again, _) = (
-            rows_of(take, len(short.prompt.ids), width, prompt.name) for take in takes
-        )
-        yield Rows(
-            text=torch.tensor([*short.prompt.ids, *takes[0].output]),
-            answer=answer,
-            prefill=prefill,
-            again=again,
-            later=[later] if len(later) else [],
-        )
+            raise unanswered(request, error) from error
+        yield asked_twice(server, request, answer, width)
+
+
+def asked_twice(server: Returning, request: Request, answer: Answered, width: int) -> Rows:
+    """The states of a prompt that was answered, asked for twice. Raises BadInput."""
+    prompt = request.prompt
+    short = replace(
+        request, prompt=replace(prompt, ids=prompt.ids[:POSITIONS], new_tokens=NEW_TOKENS)
+    )
+    try:
+        takes = [
+            server.engine.states(server.running.address, short, uuid.uuid4().hex) for _ in range(2)
+        ]
+    except ServerError as error:
+        raise unanswered(request, error) from error
+    (prefill, later), (again, _) = (
+        rows_of(take, len(short.prompt.ids), width, prompt.name) for take in takes
+    )
+    return Rows(
+        text=torch.tensor([*short.prompt.ids, *takes[0].output]),
+        answer=answer,
+        prefill=prefill,
+        again=again,
+        later=[later] if len(later) else [],
+    )
+
+
+def unanswered(request: Request, error: ServerError) -> BadInput:
+    """That a prompt got no answer."""
+    return BadInput(f"prompt {request.prompt.name} was not answered: {error}")
 
 
 def rows_of(given: Returned, prompt: int, width: int, name: str) -> tuple[Tensor, Tensor]:

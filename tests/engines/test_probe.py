@@ -13,6 +13,7 @@ from eagle3.conventions import KEY
 from eagle3.doctor.flat import flat_config
 from eagle3.doctor.subject import read_drafter
 from eagle3.files import read_json
+from jobs import diagnose
 from jobs.engine_probe import open_job
 from jobs.engines.engine import Draft
 from jobs.engines.folder import lay_out
@@ -134,9 +135,39 @@ def test_a_server_is_asked_at_its_url_for_what_it_feeds_and_left_running(
     assert (result["metrics"]["accept_length"]["value"] < 1.3) == (where == "config")
     rows = (NEW_TOKENS - 1) * 2  # of two prompts
     assert f"behind the prompts {rows} of {rows} rows are states {fed}" in result["notes"]
+    if where == "config":
+        diagnosed_at(url, made, tmp_path)
     # A prompt that comes again is asked for states again, and the server still answers.
     assert probed(made, tmp_path / "again", "sglang", None, url)["probe"]["fed"] == fed
     assert server.engine.facts(server.running.address).flags["enable_return_hidden_states"] is True
+
+
+def diagnosed_at(url: str, made: Path, out: Path) -> None:
+    """The same server, asked by a diagnosis: which states it was trained on, and what to write."""
+    engine = {
+        **{"name": "sglang", "version": None, "engine_class": None, "checkout": None, "flags": {}},
+        **{"ids": None, "accept_length": None, "url": url},
+    }
+    with Events(out / "diagnosed.jsonl") as events:
+        job = diagnose.open_job(request_of(made, LAB / "drafter", engine=engine), events)
+        found = job.run_case({"case_id": "case"})["diagnosis"]
+    assert [cause["kind"] for cause in found["causes"]] == ["states"]
+    assert found["trained"]["states"] == [0, 3, 31]
+    assert found["served"]["states"] == [3, 31, 59]
+    assert found["served"]["measured"]
+    assert found["config"]["eagle_config"][KEY] == [-1, 2, 30]
+    server = found["server"]
+    assert (server["fault"], server["states"]) == ("config", [3, 31, 59])
+    # What it accepts is what the drafter has on such states alone.
+    assert server["accept_length"]["value"] < 1.3
+    assert server["alone"]["value"] < 1.3
+    assert abs(server["lost"]["value"]) < 0.1
+    lines = found["first_lines"]
+    assert len(lines) <= 12
+    assert any("[-1, 2, 30]" in line for line in lines)
+    assert any(
+        line.startswith("fault: config; the server feeds states 3, 31 and 59") for line in lines
+    )
 
 
 def test_what_sglang_does_otherwise_with_the_second_drafter_is_named(

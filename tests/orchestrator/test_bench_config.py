@@ -442,7 +442,6 @@ def test_flags_that_only_sound_like_secrets_are_none() -> None:
         LAUNCH,
         BASELINE,
         "+engine.env={A: b}",
-        URL,
         "engine.baseline_url='http://gpu8:30001'",
     ],
 )

@@ -124,6 +124,17 @@ def test_the_file_repeats_the_question_to_the_byte(tmp_path: Path) -> None:
     assert (again.experiment, again.overrides) == ("diagnose", ("+experiment=diagnose",))
 
 
+def test_a_running_server_is_named_in_the_file() -> None:
+    url = "engine.url=http://127.0.0.1:30000"
+    found = content(*LAB, "engine=sglang", url)
+    assert found["engine"] == {"url": "http://127.0.0.1:30000"}
+    assert composed(*LAB, "engine=sglang", url).config["engine"]["url"] == "http://127.0.0.1:30000"
+    with pytest.raises(InputError, match="is what a server is told"):
+        composed(*LAB, "engine=sglang", url, "engine_ids=[2,30,58]")
+    with pytest.raises(InputError, match="set without an engine"):
+        composed(*LAB, url)
+
+
 def test_a_host_of_ones_own_is_written_out(tmp_path: Path) -> None:
     own = tmp_path / "own"
     (own / "host").mkdir(parents=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from mlflow import MlflowClient
 
 from orchestrator.__main__ import main
+from tests.jobs.engines import fake
 from tests.orchestrator.world import STATES, World, make_world
 
 pytestmark = [
@@ -86,6 +89,39 @@ def test_a_diagnosis_is_answered_first_and_filed_and_repeated_from_its_folder(
     capfd.readouterr()
     assert main(["attach", folder.name, f"results={world.results}"]) == 0
     assert capfd.readouterr().out.splitlines()[: len(said["first_lines"])] == said["first_lines"]
+
+
+def test_a_running_server_is_asked_and_left_running(
+    world: World, question: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked = [word for word in question if not word.startswith("engine_version")]
+    command = [
+        *(sys.executable, fake.__file__, "-m", "sglang.launch_server", "--port", "0"),
+        *("--model-path", f"{world.root}/target", "--speculative-algorithm", "EAGLE3"),
+        *("--speculative-draft-model-path", f"{world.root}/drafter"),
+        *("--speculative-num-steps", "4", "--speculative-eagle-topk", "1"),
+        *("--speculative-num-draft-tokens", "5"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            url = f"engine.url=http://127.0.0.1:{int(server.stdout.readline())}"
+            assert main([*asked, f"target={world.root}/target", url]) == 0
+            folder = last(world)
+            said = record(folder, "result.json")["diagnosis"]
+            assert said["server"]["version"] == "0.5.23"
+            out = capfd.readouterr().out
+            assert out.splitlines()[: len(said["first_lines"])] == said["first_lines"]
+            assert "read from tables, not measured (needs --enable-return-hidden-states)" in out
+            assert f"server   {said['server']['said'][:40]}" in out
+            # It runs on, and is asked again by the file.
+            assert main(["--config-dir", str(folder), "+experiment=diagnose"]) == 0
+            assert record(last(world), "result.json")["diagnosis"] == said
+            assert server.poll() is None
+        finally:
+            server.kill()
+    assert main([*asked, f"target={world.root}/target", url]) == 2
+    assert "does not answer as sglang" in capfd.readouterr().out
 
 
 def test_a_target_that_nobody_names_is_asked_for_before_anything_runs(

@@ -43,6 +43,36 @@ def test_a_person_extends_and_cuts_the_states_that_are_tried(job: str) -> None:
     assert (asked["states"], asked["more_states"]) == ([[4, 3, 31]], [])
 
 
+def test_a_running_server_says_its_release_itself() -> None:
+    url = "engine.url='http://gpu8:30000'"
+    asked = request("job=diagnose", "engine=sglang", url)["engine"]
+    assert (asked["url"], asked["version"]) == ("http://gpu8:30000", None)
+    asked = request("job=diagnose", "engine=vllm", url, "engine.accept_length=1.6")["engine"]
+    assert (asked["url"], asked["accept_length"]) == ("http://gpu8:30000", 1.6)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["job=diagnose"], r"engine\.url is set without an engine; name it: engine=sglang"),
+        (
+            ["job=diagnose", "engine=llama_cpp"],
+            r"engine\.url asks a running sglang or vllm, but the engine is llama_cpp; leave it out",
+        ),
+        (
+            ["job=diagnose", "engine=sglang", "engine.ids=[2,30,58]"],
+            r"engine\.ids=\[2, 30, 58\] is what a server is told, but engine\.url names one that runs",
+        ),
+        (["job=wiring_search", "engine=sglang"], "engine"),
+    ],
+)
+def test_a_running_server_is_asked_by_a_diagnosis_alone_and_told_nothing(
+    overrides: list[str], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        resolved(*overrides, "engine.url='http://gpu8:30000'")
+
+
 def test_a_diagnosis_is_asked_with_its_engine() -> None:
     asked = request(
         *("job=diagnose", *SGLANG, "engine.ids=[2,30,58]", "engine.accept_length=1.6"),
