@@ -2,7 +2,8 @@
 
 Each prompt may be continued greedily first, so that the text is the target's own. States are taken
 by hooks on the decoder layers: canonical state k is the input of layer k, and state n what the last
-layer puts out, before the final norm. Needs transformers beside torch.
+layer puts out, before the final norm. Needs transformers beside torch. A running server is asked in
+jobs.engines.capturing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -36,11 +37,18 @@ from jobs.choices import choose
 from jobs.events import Events
 from jobs.inputs import pick_device, target_folder
 
+if TYPE_CHECKING:
+    from jobs.engines.capturing import CaptureFromEngine
+
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.*", "*.tiktoken")
 
 
-def open_job(request: Mapping[str, Any], events: Events) -> CaptureStates:
-    """Load the target."""
+def open_job(request: Mapping[str, Any], events: Events) -> CaptureStates | CaptureFromEngine:
+    """Load the target, or find the server that runs it."""
+    if request.get("engine"):
+        from jobs.engines import capturing  # which needs this module
+
+        return capturing.open_job(request, events)
     device = pick_device(request["device"], events)
     folder = target_folder(request["inputs"]["target"])
     return CaptureStates(request, events, device, folder)
@@ -160,8 +168,12 @@ def load_model(folder: Path, dtype: str, device: str) -> Any:
 
 def load_tokenizer(folder: Path) -> Any:
     """The target's tokenizer; raises BadInput where it has none."""
-    from transformers import AutoTokenizer
-
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise BadInput(
+            "prompts as text need transformers on the host; install it, or give them as input_ids"
+        ) from error
     # Without any of these files transformers may make an empty tokenizer up.
     if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
         raise BadInput(f"target {folder} holds no tokenizer; give the prompts as input_ids")

@@ -32,6 +32,7 @@ STAGES = {
     "read": "reading the samples",
     "search": "searching wirings",
     "probe": "asking the engine for states",
+    "ask": "asking the engine for its texts",
 }
 COLOURS = {
     "supported": "green",
