@@ -2,7 +2,8 @@
 
 Each prompt may be continued greedily first, so that the text is the target's own. States are taken
 by hooks on the decoder layers: canonical state k is the input of layer k, and state n what the last
-layer puts out, before the final norm. Needs transformers beside torch.
+layer puts out, before the final norm. Needs transformers beside torch. A running server is asked in
+jobs.engines.capturing.
 """
 
 from __future__ import annotations
@@ -11,41 +12,43 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from eagle3.data import CAPTURE_FILE, read_capture
 from eagle3.errors import BadInput
 from eagle3.files import first_line
-from eagle3.repetition import cut
 from eagle3.target import load_target_parts
+from jobs.captured import (
+    Captured,
+    Samples,
+    already_there,
+    answer,
+    check_ids,
+    check_states,
+    loss_mask,
+    write_folder,
+)
 from jobs.choices import choose
 from jobs.events import Events
-from jobs.files import made_whole, write_json_atomic
 from jobs.inputs import pick_device, target_folder
 
-SHARD = 2000  # samples a rows_* folder
+if TYPE_CHECKING:
+    from jobs.engines.capturing import CaptureFromEngine
+
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.*", "*.tiktoken")
-SCORABLE = 2  # tokens in the mask; with fewer, no position can be scored
 
 
-@dataclass(frozen=True, kw_only=True)
-class Captured:
-    """One text as stored: ids, mask and argmax [T], states k → [T, H]."""
+def open_job(request: Mapping[str, Any], events: Events) -> CaptureStates | CaptureFromEngine:
+    """Load the target, or find the server that runs it."""
+    if request.get("engine"):
+        from jobs.engines import capturing  # which needs this module
 
-    ids: Tensor
-    mask: Tensor
-    argmax: Tensor
-    states: dict[int, Tensor]
-
-
-def open_job(request: Mapping[str, Any], events: Events) -> CaptureStates:
-    """Load the target."""
+        return capturing.open_job(request, events)
     device = pick_device(request["device"], events)
     folder = target_folder(request["inputs"]["target"])
     return CaptureStates(request, events, device, folder)
@@ -75,49 +78,13 @@ class CaptureStates:
         if "data" in case:
             return choose(self.model, self.folder, case, self.events)
         out, states = Path(case["out"]), [int(k) for k in case["states"]]
-        outside = [k for k in states if not 0 <= k <= len(self.layers)]
-        if outside:
-            raise BadInput(
-                f"state {outside[0]} is asked for, but the target has {len(self.layers)} decoder "
-                f"layers, so its states are 0 to {len(self.layers)}"
-            )
-        if out.exists():
-            if case["keep"] and (found := read_capture(out)):
-                return self.answer(out, found)
-            raise BadInput(f"{out} exists already; name a new folder or remove it")
-        prompts = read_prompts(Path(case["prompts"]), self.folder)[: case["max_samples"]]
-        vocab = self.model.config.get_text_config().vocab_size
-        for line, prompt in enumerate(prompts, start=1):
-            if min(prompt) < 0 or max(prompt) >= vocab:
-                raise BadInput(
-                    f"{case['prompts']}, line {line}: ids reach from {min(prompt)} to {max(prompt)}, "
-                    f"but the target's vocabulary has {vocab}"
-                )
-        try:
-            with made_whole(out) as temporary:
-                summary = self.capture(case, prompts, states, temporary)
-                write_json_atomic(temporary / CAPTURE_FILE, summary)
-        except BadInput:
-            # Two captures of the same data may race; the first to finish wins, with the same content.
-            found = read_capture(out) if case["keep"] else None
-            if found is None:
-                raise
-            summary = found
-        return self.answer(out, summary)
-
-    def answer(self, out: Path, summary: dict[str, Any]) -> dict[str, Any]:
-        """The result of a capture that lies at `out`."""
-        self.events.note(
-            f"captured {summary['samples']} samples, {summary['positions']} positions, to {out}"
-        )
-        return {
-            "metrics": {},
-            "curves": {},
-            "wiring": {},
-            "capture": {"out": str(out), **summary},
-            "fingerprints": {"target": self.fingerprint},
-            "notes": [],
-        }
+        check_states(states, len(self.layers))
+        summary = already_there(out, case)
+        if summary is None:
+            prompts = read_prompts(Path(case["prompts"]), self.folder)[: case["max_samples"]]
+            check_ids(prompts, self.model.config.get_text_config().vocab_size, case["prompts"])
+            summary = write_folder(out, case, partial(self.capture, case, prompts, states))
+        return answer(out, summary, self.fingerprint, self.events)
 
     def capture(
         self,
@@ -128,37 +95,20 @@ class CaptureStates:
     ) -> dict[str, Any]:
         """Write the samples of all prompts; returns what capture.json says of them."""
         new_tokens, window = int(case["new_tokens"]), case["repetition_window"]
-        least = int(case["min_new_tokens"]) if new_tokens else SCORABLE
-        done = written = positions = following = 0
+        samples = Samples(folder, case, len(prompts), self.events)
         batches = list(equal_lengths(prompts, int(case["batch"])))
         ticks = Ticks(self.events, new_tokens * len(batches))
         for indices in batches:
             batch = torch.tensor([prompts[i] for i in indices], device=self.device)
             ids = greedy(self.model, batch, new_tokens, ticks)
             for sample in self.run_batch(ids, batch.shape[1], window, states):
-                done += 1
-                self.events.progress("capture", done, len(prompts))
-                if int(sample.mask.sum()) < least:
-                    continue
-                positions += int(sample.mask.sum())
-                follows = sample.argmax[:-1] == sample.ids[1:]
-                following += int(follows[sample.mask[1:].bool()].sum())
-                write_sample(folder, written, sample)
-                written += 1
-        if not written:
-            raise BadInput(
-                f"none of {len(prompts)} prompts gave {least} tokens or more of the target's; use "
-                "longer prompts, or change data.capture.min_new_tokens and repetition_window"
-            )
+                samples.keep(sample)
         return {
             "states": list(states),
             "num_layers": len(self.layers),
             "target": self.fingerprint,
             "target_folder": str(self.folder),
-            "samples": written,
-            "left_out": len(prompts) - written,
-            "positions": positions,
-            "positions_following_argmax": following,
+            **samples.counted(),
             "new_tokens": new_tokens,
             "repetition_window": window,
             "dtype": str(self.model.dtype).removeprefix("torch."),
@@ -169,17 +119,14 @@ class CaptureStates:
         self, ids: Tensor, prompt: int, window: int | None, states: Sequence[int]
     ) -> Iterator[Captured]:
         """Capture texts [B, T] of which the first `prompt` tokens were given; T = P: all of it."""
-        continued = ids.shape[1] > prompt
         with captured_states(self.layers, states) as kept:
             logits = self.model(ids, use_cache=False).logits
         argmax = logits.argmax(-1)
         end = self.model.config.get_text_config().eos_token_id
         ends = set(end) if isinstance(end, list) else {end}
         for row in range(len(ids)):
-            text = ids[row].tolist()
-            length = cut(text, prompt, ends, window) if continued else len(text)
-            mask = torch.zeros(length, dtype=torch.int64)
-            mask[prompt if continued else 1 :] = 1
+            mask = loss_mask(ids[row].tolist(), prompt, ends, window)
+            length = len(mask)
             yield Captured(
                 ids=ids[row, :length].cpu(),
                 mask=mask,
@@ -221,8 +168,12 @@ def load_model(folder: Path, dtype: str, device: str) -> Any:
 
 def load_tokenizer(folder: Path) -> Any:
     """The target's tokenizer; raises BadInput where it has none."""
-    from transformers import AutoTokenizer
-
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise BadInput(
+            "prompts as text need transformers on the host; install it, or give them as input_ids"
+        ) from error
     # Without any of these files transformers may make an empty tokenizer up.
     if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
         raise BadInput(f"target {folder} holds no tokenizer; give the prompts as input_ids")
@@ -355,20 +306,3 @@ def read_prompts(path: Path, target: Path) -> list[list[int]]:
     if not prompts:
         raise BadInput(f"prompts {path} holds no prompt")
     return prompts
-
-
-def write_sample(folder: Path, index: int, sample: Captured) -> None:
-    """One sample as rows_a-b/data_i.pt."""
-    start = index // SHARD * SHARD
-    shard = folder / f"rows_{start}-{start + SHARD}"
-    shard.mkdir(exist_ok=True)
-    content = {
-        "input_ids": sample.ids,
-        "loss_mask": sample.mask,
-        "hidden_states": [state.clone() for state in sample.states.values()],
-        "target_argmax": sample.argmax,
-    }
-    try:
-        torch.save(content, shard / f"data_{index}.pt")
-    except RuntimeError as error:  # torch's writer reports a full disk this way
-        raise OSError(None, f"writing data_{index}.pt failed: {error}") from error

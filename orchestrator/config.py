@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from eagle3.errors import BadInput
 from eagle3.wiring import Wiring
 from orchestrator.check_bench import check_bench
+from orchestrator.check_capture import check_capture
 from orchestrator.check_search import JOBS as SEARCHES
 from orchestrator.check_search import check_search
 from orchestrator.errors import InputError
@@ -31,7 +32,7 @@ from orchestrator.raw_types import check_raw_types, schema_type
 # Which parts of the config a job reads. The others are dropped, so that setting one is an error.
 SECTIONS = {
     "drafter_test": {"wiring", "target", "drafter", "data"},
-    "capture_states": {"target", "data"},
+    "capture_states": {"target", "data", "engine"},
     "inspect_data": {"target", "data"},
     "wiring_search": {"wiring", "target", "drafter", "data"},
     "diagnose": {"wiring", "target", "drafter", "data", "engine"},
@@ -165,6 +166,7 @@ def resolve(cfg: DictConfig, hydra: Any) -> Resolved:
     check_whose_metrics(resolved)
     check_search(resolved)
     check_bench(resolved)
+    check_capture(resolved)
     check_filed(resolved.get("engine", {}))
     check_host(resolved["host"])
     for number, word in enumerate(resolved["job"].get("args", ())):

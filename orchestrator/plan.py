@@ -11,6 +11,7 @@ from typing import Any
 
 from orchestrator.check_bench import JOBS as SERVED
 from orchestrator.check_bench import OF_SERVERS
+from orchestrator.check_capture import READ as ASKED
 from orchestrator.check_search import JOBS as SEARCHES
 from orchestrator.errors import InputError
 from orchestrator.push import Load, Tree, tree_of
@@ -207,10 +208,19 @@ def capture_request(
     return {
         **machine(config),
         "job": "capture_states",
+        **asked_engine(config),
         "dtype": capture["dtype"],
         "inputs": {"target": target_spec(config, inputs["target"], root)},
         "cases": [{"case_id": CASE, "prompts": prompts, "out": out, "keep": keep, **settings}],
     }
+
+
+def asked_engine(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The running server that a capture asks, where it asks one; jobs that make their data ask none."""
+    if config["job"]["name"] != "capture_states" or config["engine"]["url"] is None:
+        return {}
+    engine = {key: config["engine"][key] for key in ASKED}
+    return {"engine": engine, "request_s": config["job"]["request_s"]}
 
 
 def argmax_request(

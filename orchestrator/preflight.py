@@ -114,11 +114,10 @@ def check_packages(config: Mapping[str, Any], found: Found, made: bool) -> Itera
         yield Check(what=name, ok=False, said=said)
     if job == "script":
         return
-    captures = job == "capture_states" or (config["data"]["capture"] is not None and not made)
     packages = found.environment["packages"]
     tables = config["data"].get("layout") == "speculators"  # its dataset is arrow's
     extra = (
-        *(("transformers",) if captures else ()),
+        *(("transformers",) if loads_target(config, made) else ()),
         *(("pyarrow",) if tables else ()),
         *(("numpy",) if job == "diagnose" else ()),  # what doctor reads tensors with
     )
@@ -133,6 +132,13 @@ def check_packages(config: Mapping[str, Any], found: Found, made: bool) -> Itera
         elif name == "torch" and () < numbers(str(version)) < OLDEST_TORCH:
             said, ok = f"torch {version} is older than 2.6; update it", False
         yield Check(what=name, ok=ok, said=said)
+
+
+def loads_target(config: Mapping[str, Any], made: bool) -> bool:
+    """Whether the job captures and loads the target for it, so that no server is asked that runs it."""
+    if config["job"]["name"] == "capture_states":
+        return config.get("engine", {}).get("url") is None
+    return config["data"]["capture"] is not None and not made
 
 
 def check_gpus(config: Mapping[str, Any], found: Found) -> Iterator[Check]:
@@ -195,7 +201,7 @@ def check_room(
     if config["job"]["device"] != "cpu":
         return
     loaded = [given for role, given in inputs.items() if role == "drafter"]
-    if config["job"]["name"] == "capture_states" or (not made and "prompts" in inputs):
+    if loads_target(config, made):
         loaded.append(inputs["target"])
     there = [found.paths[given.path] for given in loaded if given.tree is None]
     weights = sum(path["weights"] or 0 for path in there)

@@ -269,6 +269,7 @@ class CaptureStatesJob:
     name: str = "capture_states"
     out: str = MISSING  # a folder on the host that does not exist yet
     dtype: Dtype | None = None  # for a dump's texts (None: auto); prompts have data.capture.dtype
+    request_s: float | None = None  # until engine.url must have answered a request (None: 300)
     device: Device = Device.cpu
     threads: int = 2
     timeout_s: float | None = None

@@ -33,6 +33,7 @@ STAGES = {
     "search": "searching wirings",
     "probe": "asking the engine for states",
     "asked": "asking the running server",
+    "ask": "asking the engine for its texts",
 }
 COLOURS = {
     "supported": "green",

@@ -55,8 +55,8 @@ def differences(
     """What the server does otherwise than the hypothesis says, a sentence each; `source` is the drafter
     that it is to serve.
     """
-    if facts.model is not None and not same_place(facts.model, target):
-        yield f"it serves the model {facts.model}, not {target}"
+    if other := other_model(facts, target):
+        yield other
     algorithm = facts.flags.get("speculative_algorithm")
     if draft is None:
         if algorithm:
@@ -80,6 +80,13 @@ def differences(
             yield (
                 f"its drafter {facts.drafter} names {named}, but the wiring is {list(ids)} there"
             )
+
+
+def other_model(facts: Facts, target: Path) -> str | None:
+    """That the server serves another model than this folder's; None: not as far as it says."""
+    if facts.model is None or same_place(facts.model, target):
+        return None
+    return f"it serves the model {facts.model}, not {target}"
 
 
 def served_ids(folder: Path) -> Sequence[int] | None:

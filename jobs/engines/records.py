@@ -62,6 +62,7 @@ class Returned:
     output: tuple[int, ...]  # token ids
     states: Any  # as the engine gives them
     cached: int  # tokens of the prompt that its cache of prefixes answered, and that have no states
+    likeliest: Any = None  # at each token of the prompt, as the engine gives it; None: it does not
 
 
 @dataclass(frozen=True, kw_only=True)

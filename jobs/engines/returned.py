@@ -69,6 +69,11 @@ def why_no_states(facts: Facts) -> str | None:
             "it runs no drafter (--enable-return-aux-hidden-states), so that no drafter's config.json "
             f"chose its layers; start it with the drafter, and with {FLAG} instead"
         )
+    return why_not_whole(facts)
+
+
+def why_not_whole(facts: Facts) -> str | None:
+    """Why a server does not return the states of every position, by its flags; None: it does."""
     mode = facts.flags.get("return_hidden_states_mode")
     full = mode == "full" if mode is not None else facts.flags.get("enable_return_hidden_states")
     return None if full else f"it does not return its states; start it with {FLAG} beside its flags"

@@ -27,6 +27,7 @@ HIDDEN = re.compile(
 )
 IDLE_S = 20.0  # from a request's last token to an idle scheduler
 PAUSE_S = 0.05
+INPUT_LOGPROBS = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
 OWN = (
     "model_path",
     "host",
@@ -177,13 +178,18 @@ class SGLang:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ServerError(f"{where} gave no two output_top_logprobs") from error
 
-    def states(self, address: Address, request: Request, key: str) -> Returned:
-        """/generate with the target's states; the server's cache is not asked under a new `key`."""
+    def states(
+        self, address: Address, request: Request, key: str, *, choices: bool = False
+    ) -> Returned:
+        """/generate with the target's states, and with `choices` the likeliest token behind each of the
+        prompt's; the server's cache is not asked under a new `key`.
+        """
         where = f"{address.url}/generate"
         body = {
             "input_ids": list(request.prompt.ids),
             "return_hidden_states": True,
             "extra_key": key,
+            **({**INPUT_LOGPROBS} if choices else {}),
             "sampling_params": {
                 "temperature": 0,
                 "max_new_tokens": request.prompt.new_tokens,
@@ -202,6 +208,7 @@ class SGLang:
             output=tuple(ids),
             states=meta.get("hidden_states"),
             cached=int(meta.get("cached_tokens") or 0),
+            likeliest=meta.get("input_top_logprobs"),
         )
 
 

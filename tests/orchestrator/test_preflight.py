@@ -166,6 +166,16 @@ def test_transformers_is_needed_only_where_states_are_captured() -> None:
     assert said(CONFIG, found(**without)) == ""
     assert "transformers is not installed" in said(capturing, host, inputs=inputs)
     assert said(capturing, host, inputs=inputs, made=True) == ""
+    # A server that runs the target is asked in the place of loading it, however large it is.
+    url, large = {"url": "http://127.0.0.1:30000"}, {"~/target": there("/home/g/target", 99 * GIB)}
+    asked = config(
+        job={"name": "capture_states", "device": "cpu"}, data={"capture": {"states": [0]}}
+    )
+    host = found(**without, paths={**host.paths, **large})
+    assert said({**asked, "engine": url}, host, inputs=inputs) == ""
+    sentence = said({**asked, "engine": {"url": None}}, host, inputs=inputs)
+    assert "transformers is not installed" in sentence
+    assert "the weights to load are" in sentence
 
 
 def test_arrow_is_needed_only_for_a_dataset_that_is_its() -> None:

@@ -9,7 +9,8 @@ verifications give 4, 1, 4, 1, … tokens: 3 and 0 drafts accepted in turn, 2.5 
 With SGLANG_SIMULATE_ACC_LEN=n every verification gives n tokens, all of them SIMULATED.
 
 Started with --enable-return-hidden-states it answers a request for states out of the file STATES: what
-/generate's meta_info is to hold, by the prompt, one of a list at a time; null there ends the server.
+/generate's meta_info is to hold, by the prompt, one of a list at a time, the last one again and again;
+null there ends the server. Asked for log-probabilities of the prompt, it finds t + 1 likeliest behind t.
 
 What it does wrong is named by FAULT in its environment; prompts that start with VICTIM meet it where it
 is of a request. With FAULTS_OF=drafted only a server with a drafter does it.
@@ -115,6 +116,10 @@ class Handler(BaseHTTPRequestHandler):
                 "enable_return_hidden_states": options.enable_return_hidden_states,
                 "return_hidden_states_mode": options.return_hidden_states_mode,
                 "aux_hidden_state_capture": "eagle3" if options.aux else None,
+                "return_aux_hidden_state_layer_ids": options.aux_ids,
+                "chunked_prefill_size": options.chunked_prefill_size,
+                "preferred_sampling_params": options.preferred_sampling_params,
+                "dtype": options.dtype,
                 "internal_states": [{"avg_spec_accept_length": 2.6 if state.drafter else None}],
             }
             self.say(json.dumps(said))
@@ -166,14 +171,14 @@ class Handler(BaseHTTPRequestHandler):
                 self.say("Flush cache failed.", 400)
             else:
                 self.say("Cache flushed.")
+        elif self.path == "/generate" and body.get("return_hidden_states"):
+            self.with_states(body)
         elif self.path == "/generate" and body.get("return_logprob"):
             top = [[-0.5, 1, None], [-0.5 - GAP, 2, None]]
             self.say(json.dumps({"meta_info": {"output_top_logprobs": [top]}}))
         elif self.path == "/v1/completions" and body.get("logprobs"):
             by_token = {"b": -0.5 - GAP, "a": -0.5, "c": -9.0}
             self.say(json.dumps({"choices": [{"logprobs": {"top_logprobs": [by_token]}}]}))
-        elif self.path == "/generate" and body.get("return_hidden_states"):
-            self.with_states(body)
         elif self.path == "/generate":
             params = body["sampling_params"]
             self.generate(body["input_ids"], params["max_new_tokens"])
@@ -185,11 +190,11 @@ class Handler(BaseHTTPRequestHandler):
     def with_states(self, body: dict[str, Any]) -> None:
         """A whole answer with states; of a prompt that is asked again under its key, the last row's."""
         state, ids = self.state, body["input_ids"]
-        if not state.options.enable_return_hidden_states:
+        if not (state.options.enable_return_hidden_states or state.options.aux):
             self.say("The server is not configured to return hidden states.", 400)
             return
         takes = state.states[",".join(map(str, ids))]
-        take = takes.pop(0)
+        take = takes.pop(0) if len(takes) > 1 else takes[0]
         if take is None:
             die()
         key = body.get("extra_key")
@@ -198,6 +203,12 @@ class Handler(BaseHTTPRequestHandler):
             take = {"hidden_states": [block[-1:], *others], "cached_tokens": len(ids) - 1}
         state.keys.add(key)
         tokens = body["sampling_params"]["max_new_tokens"]
+        if body.get("return_logprob"):
+            if state.fault == "no_logprobs":
+                self.say("log-probabilities of a prompt are not supported here", 400)
+                return
+            behind = [None, *([[-0.5, i + 1, None]] for i in ids[:-1])]
+            take = {"input_top_logprobs": behind, **take}
         meta = {"prompt_tokens": len(ids), "completion_tokens": tokens, **take}
         output = [ids[-1] + 1 + i for i in range(tokens)]
         self.say(json.dumps({"output_ids": output, "meta_info": meta}))
@@ -221,6 +232,8 @@ class Handler(BaseHTTPRequestHandler):
             die()
         if fault == "hangs":
             time.sleep(600)
+        if fault == "cut":  # as where its context ends
+            tokens -= 1
         walk = walked(ids[-1], tokens, state.steps) if state.steps else []
         if state.simulated is not None:
             walk = [state.simulated - 1] * -(-(tokens - 1) // state.simulated)
@@ -329,6 +342,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--enable-return-hidden-states", action="store_true")
     parser.add_argument("--return-hidden-states-mode")
     parser.add_argument("--enable-return-aux-hidden-states", dest="aux", action="store_true")
+    parser.add_argument("--return-aux-hidden-state-layer-ids", dest="aux_ids", type=int, nargs="+")
+    parser.add_argument("--chunked-prefill-size", type=int)
+    parser.add_argument("--preferred-sampling-params")
+    parser.add_argument("--dtype", default="auto")
     options, _ = parser.parse_known_args(arguments)
     state = State(options.module.partition(".")[0], options)
     if state.fault == "dies_at_start":
