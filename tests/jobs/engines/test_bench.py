@@ -44,6 +44,7 @@ class Bench:
         engine: dict[str, Any] | None = None,
         budget: dict[str, Any] | None = None,
         patch: str | None = None,
+        known_good: Path | None = None,
         layers: tuple[int, ...] = (0, 3, 5),
         open_job: Callable[..., Any] = engine_bench.open_job,
         **settings: Any,
@@ -68,6 +69,7 @@ class Bench:
                 "data": {**data, "target_argmax": None},
                 "prompts": str(self.prompts),
                 "patch": patch,
+                "known_good": None if known_good is None else str(known_good),
             },
             **settings,
         }
