@@ -210,7 +210,7 @@ def test_floor_and_ceiling_are_simulated_and_kept_apart(bench: Bench) -> None:
             assert arm["decode_tok_s_predicted"] == pytest.approx(
                 arm["accept_length_set"] * per_round
             )
-        assert [line.partition(":")[0] for line in level["beside_in_words"]] == ["simulated"] * 2
+        assert {line.partition(":")[0] for line in level["beside_in_words"]} == {"simulated"}
         # What was measured is as without them.
         assert level["accept_length"]["value"] == 2.5
         assert {m["accept_length"]["value"] for m in level["over_time"]} == {2.5}
