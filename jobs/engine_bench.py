@@ -15,7 +15,7 @@ from typing import Any
 from eagle3.errors import BadInput
 from eagle3.wiring import Wiring
 from jobs import drafter_test
-from jobs.engines import beside, near_ties
+from jobs.engines import beside, known_good, near_ties
 from jobs.engines.agreement import Agreement, agreement
 from jobs.engines.arms import BASELINE, SPECULATIVE, Budget, Measured, block, together
 from jobs.engines.attached import attach, differences, untold
@@ -25,7 +25,7 @@ from jobs.engines.folder import drop_copies, lay_out
 from jobs.engines.hypothesis import ServedAs
 from jobs.engines.kept import kept
 from jobs.engines.launched import launch_notes
-from jobs.engines.level import level_of
+from jobs.engines.level import Level, level_of
 from jobs.engines.load import run_pass
 from jobs.engines.records import Pass, Request
 from jobs.engines.room import why_no_room
@@ -57,6 +57,7 @@ class EngineBench:
         self.levels: Sequence[int] = request["concurrency"]
         self.budget = Budget(**{k: request["budget"][k] for k in vars_of(Budget)})
         self.restarts = int(request["budget"]["restarts"])
+        self.reference: known_good.Reference | None = None  # once it was looked over
 
     def run_case(self, case: Mapping[str, Any]) -> dict[str, Any]:
         """The table, the raw counters, and what the drafter does alone."""
@@ -65,6 +66,7 @@ class EngineBench:
         for note in served.notes:
             self.events.note(note)
         requests = self.setup.requests()
+        self.reference = self.setup.reference()
         answer = self.setup.on_its_own(case)
         self.setup.folder.mkdir(exist_ok=True)
         measured = Measured()
@@ -166,6 +168,8 @@ class EngineBench:
             arms += beside.simulated(draft, requests)
         if self.request["chain"]:
             arms.append(beside.chain_of(draft, requests))
+        if self.reference is not None:
+            arms.append(known_good.arm_of(self.reference, draft, requests))
         return arms
 
     def measure_attached(
@@ -279,6 +283,8 @@ class EngineBench:
         }
         if first.limits is not None:
             metrics["break_even"] = {"value": first.limits.break_even}
+        if first.known_good is not None:
+            metrics |= first.known_good.metrics()
         theirs = alone["metrics"]
         standalone = "accept_length_tree" if self.topk > 1 else "accept_length"
         for name, own in (("accept_length_standalone", standalone), ("accuracy", "accuracy")):
@@ -319,6 +325,7 @@ class EngineBench:
                 "draft_tokens": draft.verified,
                 "prompts": len(requests),
                 **kept(requests, measured.of(SPECULATIVE, self.levels[0])),
+                "known_good": self.reference_record(first),
                 "levels": [v.plain() for v in levels],
                 "agreement": {name: found.plain() for name, found in agreed.items()},
                 "ties": [tie.plain() for tie in measured.ties],
@@ -329,6 +336,12 @@ class EngineBench:
             },
             "notes": notes,
         }
+
+    def reference_record(self, first: Level) -> dict[str, Any] | None:
+        """The known-good drafter with its figures at the first concurrency; None: none was asked for."""
+        if self.reference is None or first.known_good is None:
+            return None
+        return {**self.reference.plain(), **first.known_good.plain()}
 
     def said(self, measured: Measured, agreed: Mapping[str, Agreement]) -> list[str]:
         """What a person should know of the comparison, said aloud as well."""

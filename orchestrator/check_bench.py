@@ -51,6 +51,8 @@ def check_bench(config: Mapping[str, Any]) -> None:
         check_load(job)
         check_simulated(engine, job)
         check_chain(engine, job)
+        if job["known_good"] is not None:
+            check_started_beside("job.known_good", engine, control=job["control"])
         check_launch(engine, control=job["control"])
         if engine["patch"] is not None and job["control"]:
             raise InputError(

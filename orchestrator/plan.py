@@ -66,6 +66,8 @@ def inputs_of(config: Mapping[str, Any]) -> dict[str, Input]:
         path = job["prompts"]
         tree = local_tree("job.prompts", path)
         inputs["asked"] = Input(path=path, tree=tree, file=Path(path).name)
+    if (known_good := job.get("known_good")) is not None:
+        inputs["known_good"] = Input(path=host_path("job.known_good", known_good))
     if config.get("engine", {}).get("patch") not in (None, SHIPPED_PATCH):
         inputs["patch"] = patch_input(config["engine"]["patch"])
     if (checkout := config.get("engine", {}).get("checkout")) is not None:
@@ -296,10 +298,14 @@ def engine_request(
     config: Mapping[str, Any], inputs: Mapping[str, Placed], root: str
 ) -> dict[str, Any]:
     """The request of a job that asks an engine, with one case."""
-    own = ("name", "prompts", "lease", "device", "threads", "timeout_s")
+    own = ("name", "prompts", "known_good", "lease", "device", "threads", "timeout_s")
     sent = {
         key: inputs[role].path if role in inputs else None
-        for key, role in (("prompts", "asked"), ("patch", "patch"))
+        for key, role in (
+            ("prompts", "asked"),
+            ("patch", "patch"),
+            ("known_good", "known_good"),
+        )
     }
     return {
         **machine(config),

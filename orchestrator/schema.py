@@ -361,6 +361,7 @@ class EngineBenchJob:
     control: bool = False  # a second baseline in the drafter's place: what two starts differ by
     advice: bool = True  # one start more, with one draft step, to tell drafting and verifying apart
     chain: bool = False  # beside a tree one start more, a chain of as many steps
+    known_good: str | None = None  # a drafter's folder on the host: one start more, with it
     simulate: bool = False  # two starts more, SGLang told to accept no draft, and all of them
     start_s: float = 1800.0  # until a server must be ready
     first_s: float = 600.0  # until its first answer must be there

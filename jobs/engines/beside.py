@@ -74,6 +74,7 @@ class Simulated:
     tok_s: float
     decode_tok_s: float | None
     predicted: float | None  # decode tok/s, of the drafter's own rounds
+    disturbed: bool  # whether other work was under way
 
     def plain(self) -> dict[str, Any]:
         """As plain data."""
@@ -85,6 +86,7 @@ class Simulated:
             "tok_s": self.tok_s,
             "decode_tok_s": self.decode_tok_s,
             "decode_tok_s_predicted": self.predicted,
+            "disturbed": self.disturbed,
         }
 
 
@@ -106,6 +108,7 @@ def simulated_at(
         tok_s=figures.typical([figures.tok_s(p) for p in passes]).value,
         decode_tok_s=1 / seconds if seconds else None,
         predicted=limits.decode_tok_s(length) if limits else None,
+        disturbed=any(p.disturbed for p in passes),
     )
 
 
@@ -121,12 +124,18 @@ def simulated_in_words(
             f"{number(arm.accept_length.value if arm.accept_length else None)}: its figures are no bound"
             for arm in other
         ]
+    arms = ((floor, "no draft"), (ceiling, "every draft"))
+    slowed = [what for arm, what in arms if arm.disturbed]
     without = "" if baseline is None else f", without {baseline:.1f}"
     return [
         f"simulated: {floor.tok_s:.1f} tok/s if no draft stood, {ceiling.tok_s:.1f} if all did "
         f"(measured with the drafter {own:.1f}{without})",
         f"simulated: decode tok/s {number(floor.decode_tok_s)} and {number(ceiling.decode_tok_s)}; the "
         f"drafter's own rounds predict {number(floor.predicted)} and {number(ceiling.predicted)}",
+        *(
+            f"simulated: the pass in which {what} stood was disturbed, so that its tok/s may be too low"
+            for what in slowed
+        ),
     ]
 
 

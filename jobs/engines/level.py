@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle3.metrics import Rate
-from jobs.engines import beside, breakdown, figures
+from jobs.engines import beside, breakdown, figures, known_good
 from jobs.engines.arms import BASELINE, FEWER, SPECULATIVE, Measured
 from jobs.engines.engine import Draft
 from jobs.engines.limits import Advice, Limits, advise, in_words, split
@@ -35,6 +35,7 @@ class Level:
     floor: beside.Simulated | None
     ceiling: beside.Simulated | None
     chain: beside.Chain | None
+    known_good: known_good.KnownGood | None
 
     def plain(self) -> dict[str, Any]:
         """As plain data."""
@@ -58,6 +59,7 @@ class Level:
             "floor": self.floor.plain() if self.floor else None,
             "ceiling": self.ceiling.plain() if self.ceiling else None,
             "chain": self.chain.plain() if self.chain else None,
+            "known_good": self.known_good.plain() if self.known_good else None,
             "beside_in_words": [
                 *beside.simulated_in_words(
                     self.floor,
@@ -66,6 +68,7 @@ class Level:
                     self.baseline.value if self.baseline else None,
                 ),
                 *beside.chain_in_words(self.chain, self.tok_s.value, self.accept_length),
+                *known_good.in_words(self.known_good, self.tok_s.value, self.accept_length),
             ],
         }
 
@@ -115,4 +118,7 @@ def level_of(measured: Measured, concurrency: int, draft: Draft, seed: int) -> L
         floor=floor,
         ceiling=ceiling,
         chain=beside.chain_at(measured.of(beside.CHAIN, concurrency), drafted, draft.steps, seed),
+        known_good=known_good.known_good_at(
+            measured.of(known_good.KNOWN_GOOD, concurrency), length, draft, seed
+        ),
     )

@@ -18,7 +18,7 @@ from eagle3.samples import LeftOut
 from eagle3.wiring import Wiring
 from jobs import drafter_test
 from jobs.capture_states import read_prompts
-from jobs.engines import prompts
+from jobs.engines import known_good, prompts
 from jobs.engines.attached import attach, differences
 from jobs.engines.engine import Draft, Engine, Wanted
 from jobs.engines.gpu_memory import GpuMemory
@@ -81,6 +81,18 @@ class Setup:
     def source(self) -> Path:
         """The drafter's own folder."""
         return Path(self.request["inputs"]["drafter"]["path"])
+
+    def reference(self) -> known_good.Reference | None:
+        """The known-good drafter, looked over, where one is named. Raises BadInput."""
+        if (path := self.request["inputs"].get("known_good")) is None:
+            return None
+        target, own = self.alone.target, self.alone.checkpoint.fingerprint
+        found = known_good.read(
+            Path(path), self.source(), own, hidden=target.hidden, vocab=target.vocab
+        )
+        for note in found.notes:
+            self.events.note(note)
+        return found
 
     def draft(self, folder: Path, steps: int | None = None) -> Draft:
         """How the drafter is asked; fewer steps are a chain."""

@@ -127,6 +127,18 @@ def test_arms_beside_are_asked_for_openly() -> None:
     assert (asked["simulate"], asked["chain"]) == (False, True)
 
 
+def test_a_known_good_drafter_is_an_input_on_the_host() -> None:
+    known_good = "job.known_good=/models/public"
+    found = inputs_of(resolved(*VLLM, known_good).config)["known_good"]
+    assert (found.path, found.tree) == ("/models/public", None)
+    asked = request(*VLLM, known_good)
+    assert asked["inputs"]["known_good"] == "/models/public"
+    assert "known_good" not in {*asked} - {"inputs"}
+    assert request(*VLLM)["inputs"]["known_good"] is None
+    with pytest.raises(InputError, match=r"job\.known_good: 'public' is relative; name it by its"):
+        inputs_of(resolved(*VLLM, "job.known_good=public").config)
+
+
 def test_a_server_of_ones_own_is_handed_on() -> None:
     asked = request(*VLLM, URL, "engine.baseline_url='http://gpu8:30001'")["engine"]
     assert (asked["url"], asked["baseline_url"]) == ("http://gpu8:30000", "http://gpu8:30001")
@@ -236,6 +248,18 @@ def test_a_chain_may_say_the_tokens_that_it_has_anyway() -> None:
         (
             [*LAUNCHED, "job.simulate=true"],
             "job.simulate starts servers of its own making, but engine.launch names one whole command",
+        ),
+        (
+            [*SGLANG, URL, "job.known_good=/models/public"],
+            "job.known_good starts servers of its own making, but engine.url names a server that runs",
+        ),
+        (
+            [*LAUNCHED, "job.known_good=/models/public"],
+            "job.known_good starts servers of its own making, but engine.launch names one whole command",
+        ),
+        (
+            [*SGLANG, CONTROL, "job.known_good=/models/public"],
+            "job.known_good has no drafter with job.control; leave one of them out",
         ),
         (
             [*LAUNCHED, *TREE, "job.chain=true"],

@@ -12,6 +12,8 @@ Started with --enable-return-hidden-states it answers a request for states out o
 /generate's meta_info is to hold, by the prompt, one of a list at a time, the last one again and again;
 null there ends the server. Asked for log-probabilities of the prompt, it finds t + 1 likeliest behind t.
 
+A drafter whose folder has the name POOR is never right.
+
 What it does wrong is named by FAULT in its environment; prompts that start with VICTIM meet it where it
 is of a request. With FAULTS_OF=drafted only a server with a drafter does it.
 """
@@ -30,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 FAULT, FAULTS_OF, STATES = "FAKE_FAULT", "FAKE_FAULTS_OF", "FAKE_STATES"
+POOR = "FAKE_POOR"
 IMPORTS = "FAKE_IMPORTS"
 VICTIM = 7
 WRONG_EVERY = 5
@@ -52,6 +55,7 @@ class State:
         self.fault = os.environ.get(FAULT) if of is None or self.drafter else None
         told = os.environ.get("SGLANG_SIMULATE_ACC_LEN") if self.drafter else None
         self.simulated = int(told) if told and self.fault != "does_not_simulate" else None
+        self.poor = bool(self.drafter) and Path(self.drafter).name == os.environ.get(POOR)
         self.asked = 0
         file = os.environ.get(STATES)
         self.states: dict[str, list[Any]] = json.loads(Path(file).read_text()) if file else {}
@@ -235,6 +239,8 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "cut":  # as where its context ends
             tokens -= 1
         walk = walked(ids[-1], tokens, state.steps) if state.steps else []
+        if state.poor:
+            walk = [0] * (tokens - 1)
         if state.simulated is not None:
             walk = [state.simulated - 1] * -(-(tokens - 1) // state.simulated)
         # A verification may give more than is asked for, which is counted, but not sent.

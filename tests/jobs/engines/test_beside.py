@@ -122,6 +122,17 @@ def test_bounds_are_said_as_simulated_beside_what_was_measured() -> None:
     assert simulated_in_words(None, None, 3.0, 2.0) == []
 
 
+def test_bounds_of_a_disturbed_pass_are_said_to_be_low() -> None:
+    floor, ceiling = at(1, ended(1, 20)), at(4, ended(4, 5))
+    passes = [one_pass(ended(1, 20), disturbed=("another process",))]
+    slow = simulated_at(passes, 1, 4, LIMITS, 0)
+    assert slow is not None
+    assert (floor.disturbed, slow.disturbed, slow.plain()["disturbed"]) == (False, True, True)
+    assert simulated_in_words(slow, ceiling, 3.0, 2.0)[2:] == [
+        "simulated: the pass in which no draft stood was disturbed, so that its tok/s may be too low"
+    ]
+
+
 def test_bounds_that_did_not_hold_are_not_said_as_bounds() -> None:
     (line,) = simulated_in_words(at(1, ended(1, 20)), at(4, ended(3, 5)), 3.0, None)
     assert line == (
