@@ -288,14 +288,14 @@ class Scorer:
             for text in (self.texts[i] for i in chosen)
         ]
         together = torch.cat(truths, 1)  # [teachers, N]
-        counts = [truth.shape[1] for truth in truths]
+        ends = torch.tensor([truth.shape[1] for truth in truths], device=together.device).cumsum(0)
         for wiring in wirings:
             known, rights = self._picks[by_picks(wiring)], self._rights[wiring]
             ids = self.wired.to_target(wiring.d2t)[torch.cat([known[i] for i in chosen]).long()]
             # What leads outside is -1, and so is a choice that is not known.
-            right = ((ids == together) & (together >= 0)).split(counts, 1)
-            for i, of_text in zip(chosen, right, strict=True):
-                rights[i] = tuple(of_text.sum(1).tolist())
+            right = ((ids == together) & (together >= 0)).cumsum(1)
+            up_to = F.pad(right, (1, 0))[:, F.pad(ends, (1, 0))]  # [teachers, texts + 1]
+            rights.update(zip(chosen, map(tuple, up_to.diff(dim=1).T.tolist()), strict=True))
 
     def _batches(self, chosen: Sequence[int]) -> Iterator[Batch]:
         """The chosen texts, side by side."""
