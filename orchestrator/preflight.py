@@ -138,7 +138,8 @@ def loads_target(config: Mapping[str, Any], made: bool) -> bool:
     """Whether the job captures and loads the target for it, so that no server is asked that runs it."""
     if config["job"]["name"] == "capture_states":
         return config.get("engine", {}).get("url") is None
-    return config["data"]["capture"] is not None and not made
+    # A script has no data.
+    return (config.get("data") or {}).get("capture") is not None and not made
 
 
 def check_gpus(config: Mapping[str, Any], found: Found) -> Iterator[Check]:

@@ -61,7 +61,9 @@ def of_rows(
     for row in rows:
         written = ids_to_write(row, wanted, num_layers)
         last = answered[-1] if answered else None
-        if last is not None and same(last[0], written) and last[1].evidence is row.evidence:
+        # A patch is of the file that a row was read in.
+        alike = last is not None and (not written.needs or last[1].source == row.source)
+        if last and alike and same(last[0], written) and last[1].evidence is row.evidence:
             answered[-1] = (last[0], last[1], row)
         else:
             answered.append((written, row, row))

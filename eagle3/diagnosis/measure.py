@@ -141,7 +141,7 @@ def health(
         other = remake(maimed)
         counts = other.first([wiring], few, [teacher])[wiring][teacher]
         if any(count.denominator for count in counts):
-            made = part(name, single, [whole[i] for i in few], counts, seed, comparisons)
+            made = part(name, single, [whole[i] for i in few], counts, seed, 2 * comparisons)
             if clearly_works(made):
                 parts.append(made)
                 continue

@@ -282,9 +282,12 @@ def test_neighbours_are_made_by_the_targets_first_layers(
         def __init__(self, _: object) -> None:
             self.dropped = False
 
-        def states(self, texts: list[torch.Tensor], layers: int) -> list[torch.Tensor]:
+        def states(
+            self, texts: list[torch.Tensor], layers: int, *, only: tuple[int, ...]
+        ) -> list[torch.Tensor]:
             torch.manual_seed(99)
-            return [torch.randn(layers + 1, len(ids), PLAIN.hidden) for ids in texts]
+            assert max(only) == layers
+            return [torch.randn(len(only), len(ids), PLAIN.hidden) for ids in texts]
 
         def drop(self) -> None:
             self.dropped = True

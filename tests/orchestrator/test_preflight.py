@@ -185,8 +185,10 @@ def test_arrow_is_needed_only_for_a_dataset_that_is_its() -> None:
     assert "pyarrow is not installed" in said(theirs, without)
 
 
-def test_a_script_is_asked_for_python_and_what_it_imports() -> None:
-    script = config(job={"name": "script", "device": "auto"})
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_a_script_is_asked_for_python_and_what_it_imports(device: str) -> None:
+    script = config(job={"name": "script", "device": device})
+    del script["data"]
     bare = {"environment": {**packages(torch=None, safetensors=None), "torch": None}}
     assert said(script, found(**bare), inputs={}) == ""
     missing = found(**bare, modules={"numpy": True, "helper": False})
