@@ -28,7 +28,15 @@ from jobs.engines.attached import unknown
 from jobs.engines.figures import gained
 from jobs.engines.folder import lay_out
 from jobs.engines.hypothesis import class_there
-from jobs.engines.probing import FED, Chunk, Rows, chunks_of, later_share
+from jobs.engines.probing import (
+    AT_THE_END,
+    FED,
+    Chunk,
+    Rows,
+    chunks_of,
+    later_share,
+    open_end,
+)
 from jobs.engines.recorded import recorded
 from jobs.engines.recording import Recorder
 from jobs.engines.records import Answered
@@ -96,6 +104,9 @@ class EngineProbe:
             weight=self.norm_weight() if server is None else None,
         )
         fed = fed_states(chunks, told.states)
+        if any(open_end(c, plan.layers, self.alone.target.num_layers) for c in chunks):
+            fed = None
+            self.events.note(AT_THE_END.format(layers=plan.layers, why=plan.why))
         served = accepted([r.answer for r in seen], self.setup.steps)
         length = "accept_length_tree" if self.setup.topk > 1 else "accept_length"
         alone = expected["metrics"].get(length)

@@ -14,7 +14,7 @@ from eagle3.diagnosis.beyond import slot_causes, teacher_cause
 from eagle3.diagnosis.causes import LEAST_LENGTH, mended_causes, runs, wiring_causes, with_part_of
 from eagle3.diagnosis.evidence import Evidence, Inspected, Scored, held_against
 from eagle3.diagnosis.fix import mended
-from eagle3.diagnosis.heard import counted_of
+from eagle3.diagnosis.heard import counted_of, why_unlike
 from eagle3.diagnosis.kinds import ORDER, STATES
 from eagle3.doctor.findings import Finding
 from eagle3.doctor.report import examine
@@ -82,7 +82,11 @@ def measured(m: Matter, searched: Searched, scorer: Scorer, file: Scorer | None 
     if side.as_served is not None:
         tree, notes = tree_of(m, side.wrong, trained.truth)
     heard, counted = m.asked.heard, None
-    if m.asked.accept_length is None:
+    goes_on = follows(m.texts, seed)
+    unlike = why_unlike(trained.truth, goes_on)
+    if unlike is None and tree is None and drafts_a_tree(m.asked):
+        unlike = "; ".join(notes) or "the tree that its flags describe was not scored alone"
+    if unlike is None:
         names = [short(text.path) for text in m.texts]
         counted = counted_of(heard, tree or side.as_served, names)
     evidence = Evidence(
@@ -122,9 +126,10 @@ def measured(m: Matter, searched: Searched, scorer: Scorer, file: Scorer | None 
         longest=max(len(text.ids) for text in m.texts),
         stored=tuple(slot.state for slot in m.form.slots if slot.state is not None),
         notes=tuple(notes),
-        follows=follows(m.texts, seed),
+        follows=goes_on,
         heard=heard,
         counted=counted,
+        not_counted=unlike,
     )
     return with_ladder(m, evidence, scorer, file)
 
@@ -254,11 +259,15 @@ def as_declared(m: Matter, scorer: Scorer, best: Wiring) -> Scored | None:
 
 
 def reported(asked: Asked) -> float | None:
-    """The engine's accept length: as it was given, else as a running server counted it."""
-    if asked.accept_length is not None or asked.heard is None:
-        return asked.accept_length
-    counted = asked.heard.accept_length
-    return None if counted is None else counted.value
+    """The engine's accept length: as a running server counted it, else as it was given."""
+    counted = None if asked.heard is None else asked.heard.accept_length
+    return asked.accept_length if counted is None else counted.value
+
+
+def drafts_a_tree(asked: Asked) -> bool:
+    """Whether the engine's flags say that it drafts a tree."""
+    flags = flags_of(asked.engine.flags) if asked.engine is not None else {}
+    return str(flags.get("speculative_eagle_topk", 1)) != "1"
 
 
 def tree_of(m: Matter, wiring: Wiring, truth: str) -> tuple[Scored | None, list[str]]:

@@ -23,7 +23,7 @@ from jobs.engines.attached import UNSEEN, attach, differences, same_weights, unk
 from jobs.engines.engine import Draft, Engine
 from jobs.engines.figures import gained
 from jobs.engines.hypothesis import class_there
-from jobs.engines.probing import Chunk, Rows, chunks_of
+from jobs.engines.probing import AT_THE_END, Chunk, Rows, chunks_of, open_end
 from jobs.engines.records import Answered, Prompt, Request
 from jobs.engines.returned import (
     FLAG,
@@ -313,6 +313,8 @@ def states_of(
     finally:
         kit.layers.drop()  # what follows needs the memory
     notes = [*(c.in_words for c in chunks), *unsettled(chunks)]
+    if any(open_end(c, plan.layers, kit.target.num_layers) for c in chunks):
+        return None, AT_THE_END.format(layers=plan.layers, why=plan.why), 0, notes
     assert known.served is not None
     fed = fed_states(chunks, known.served.states or ())
     if fed is None:

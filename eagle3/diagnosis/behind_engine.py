@@ -7,6 +7,7 @@ from typing import Any
 
 from eagle3.conventions import Evidence as Ground
 from eagle3.diagnosis.answer import LIKELY, POSSIBLE, Cause
+from eagle3.diagnosis.causes import OPEN_LENGTH
 from eagle3.diagnosis.evidence import Evidence, Scored
 from eagle3.diagnosis.fixes import Fix
 from eagle3.diagnosis.heard import NEAR_LENGTH, Counted, Heard, gains_more
@@ -34,9 +35,11 @@ BEHIND = (
 
 def engine_causes(e: Evidence) -> Iterator[Cause]:
     """At most one cause; where two readings explain the figure, the other one is in its words."""
-    if e.heard is not None and e.heard.shift:
-        yield moved(e.heard)
+    if e.heard is not None and e.heard.shift and not reaches(e.counted):
+        yield moved(e.heard, LIKELY if e.counted is not None else POSSIBLE)
         return
+    if e.heard is not None and e.heard.accept_length is not None and e.counted is None:
+        return  # what it was counted at is of other texts, or of another kind of round
     measured, predicted = e.engine_accept_length, e.as_served
     if measured is None or predicted is None or comparable(e) is not None:
         return
@@ -101,8 +104,13 @@ def counted_causes(e: Evidence, counted: Counted) -> Iterator[Cause]:
         )
 
 
-def moved(heard: Heard) -> Cause:
-    """The server hands the states of other positions to its drafter."""
+def reaches(counted: Counted | None) -> bool:
+    """Whether a server is settled to accept what the drafter alone has, so wired."""
+    return counted is not None and counted.lost.high <= NEAR_LENGTH + OPEN_LENGTH
+
+
+def moved(heard: Heard, confidence: str) -> Cause:
+    """The server hands the states of other positions to its drafter, if the answer is not moved."""
     rows = f"row t of the states that the server returns is that of position t{heard.shift:+d}"
     return Cause(
         kind="engine-state",
@@ -111,7 +119,7 @@ def moved(heard: Heard) -> Cause:
         served=rows,
         cost=None,
         fixes=(to_do(RECORD),),
-        confidence=LIKELY,
+        confidence=confidence,
         evidence=Ground.run.value,
     )
 

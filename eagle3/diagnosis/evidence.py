@@ -232,6 +232,7 @@ class Evidence:
     heard: Heard | None = None  # of a running server; None: none was asked
     # What it accepts beside the drafter alone, where the engine's accept length is that.
     counted: Counted | None = None
+    not_counted: str | None = None  # why the two cannot be set beside each other
 
     @property
     def wrong(self) -> Wiring:

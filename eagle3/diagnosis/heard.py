@@ -14,7 +14,7 @@ from eagle3.diagnosis.kinds import NOT_SERVED, ORDER, STATES, WIRING
 from eagle3.diagnosis.words import joined, rate_words
 from eagle3.doctor.findings import in_words
 from eagle3.layers import LayerConvention
-from eagle3.metrics import Count, Difference, Rate
+from eagle3.metrics import Count, Difference, Rate, Truth
 from eagle3.search.bounds import rate_difference
 from eagle3.served import ServedWiring
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from eagle3.diagnosis.answer import Cause
     from eagle3.diagnosis.evidence import Scored
 
+SAME_TEXT = 0.98  # of a text's tokens that are the target's own choice; below, it says another text
 NEAR_LENGTH = 0.1  # accept lengths behind an engine, whose prompts are others, differ by this much
 CONFIG, ENGINE, HEAD, DATA, MEASUREMENT = "config", "engine", "head", "data", "measurement"
 # Where a cause lies that is not wiring, and wiring that lies in the drafter's own files.
@@ -122,6 +123,23 @@ def contradiction(served: ServedWiring, heard: Heard) -> str | None:
     if not heard.config_seen:
         who = "what this server serves is not the drafter's config.json that was read"
     return f"{who}: {tables}; but it returns {in_words(heard.states)}, and that is believed"
+
+
+def why_unlike(truth: str, follows: Rate | None) -> str | None:
+    """Why what a server accepts of its own greedy text is not what the drafter alone accepts of the
+    data's; None: these texts are the target's own.
+    """
+    if truth != Truth.target_argmax.value or follows is None:
+        return (
+            "the drafter alone is held against the data's texts, since the target's own choices are not "
+            "known, and a server says its own (job=capture_states engine.url=… makes data of it)"
+        )
+    if follows.low < SAME_TEXT:
+        return (
+            f"the target goes on as the data's texts do at only {follows.value:.3f}, so that a server "
+            "says others (job=capture_states engine.url=… makes data of its own)"
+        )
+    return None
 
 
 def counted_of(heard: Heard | None, scored: Scored | None, names: Sequence[str]) -> Counted | None:

@@ -95,6 +95,27 @@ def unshown(e: Evidence) -> list[str]:
     ]
 
 
+def unsettled_counts(e: Evidence) -> str | None:
+    """Why it is not known whether a running server accepts what its wiring gives; None: it is, or no
+    server was asked.
+    """
+    if e.heard is None:
+        return None
+    whether = "whether the server accepts what its wiring gives"
+    if e.heard.accept_length is None:
+        counts = f"{whether}: it counts no rounds of a request"
+        return counts if e.engine_accept_length is None else None
+    if e.counted is None:
+        return f"{whether}: {e.not_counted or 'the drafter alone was not counted on these texts'}"
+    lost = e.counted.lost
+    if lost.low <= NEAR_LENGTH < lost.high - OPEN_LENGTH:
+        return (
+            f"{whether}: on the prompts of {e.counted.texts} texts it loses {difference_words(lost)}; "
+            "job=engine_bench counts on more"
+        )
+    return None
+
+
 def of_serving(e: Evidence) -> Iterator[str]:
     """What of the engine is not known."""
     if e.served is None:
@@ -106,20 +127,9 @@ def of_serving(e: Evidence) -> Iterator[str]:
         yield f"accept length as served: {e.why_not_served}"
     if e.heard is not None and e.heard.states is None:
         yield f"which states the server feeds: read from tables, not measured; {e.heard.why_not}"
-    lost = None if e.counted is None else e.counted.lost
-    if (
-        e.counted is not None
-        and lost is not None
-        and lost.low <= NEAR_LENGTH < lost.high - OPEN_LENGTH
-    ):
-        yield (
-            "whether the server accepts what its wiring gives: on the prompts of "
-            f"{e.counted.texts} texts it loses {difference_words(e.counted.lost)}; job=engine_bench "
-            "counts on more"
-        )
-    if e.heard is not None and e.engine_accept_length is None:
-        yield "whether the server reaches what its wiring predicts: it counts no rounds of a request"
-    elif e.served is not None and e.engine_accept_length is None:
+    if (why := unsettled_counts(e)) is not None:
+        yield why
+    elif e.heard is None and e.served is not None and e.engine_accept_length is None:
         yield (
             "whether the engine reaches what its wiring predicts: give the accept length that it "
             "reports (accept_length=X)"

@@ -43,7 +43,15 @@ from eagle3.diagnosis.fixes import elsewhere, flat_copy
 from eagle3.diagnosis.heard import Joined, fault_of, gains_more, joined_with
 from eagle3.diagnosis.incomplete import STAND_IN, absent_head, headless
 from eagle3.diagnosis.kinds import NOT_SERVED, ORDER, STATES, WIRING
-from eagle3.diagnosis.open_questions import FEW, ahead, doubts, texts_of, undecided, unshown
+from eagle3.diagnosis.open_questions import (
+    FEW,
+    ahead,
+    doubts,
+    texts_of,
+    undecided,
+    unsettled_counts,
+    unshown,
+)
 from eagle3.diagnosis.signatures import signature_of
 from eagle3.diagnosis.words import joined, truth_words, value_words
 from eagle3.doctor.findings import Finding, ordered
@@ -185,6 +193,8 @@ def conclude(e: Evidence) -> Concluded:
     else:
         causes += filter(None, [beyond.under_trained(e, alone=alone)])
     causes += behind or ([] if causes else filter(None, [not_loaded(e)]))
+    if not causes and (unheard := unsettled_counts(e)) is not None:
+        return undecided_yet([unheard], slots, harmless)
     verdict = CAUSE if causes else SOUND
     if causes and causes[0].kind == "unknown":
         verdict = UNKNOWN

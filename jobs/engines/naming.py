@@ -10,7 +10,7 @@ from typing import Any
 from eagle3.engines import looked_up, rule_for, served_states
 from eagle3.errors import BadInput
 from eagle3.files import read_json
-from jobs.engines.probing import FED, NONE, Chunk
+from jobs.engines.probing import FED, NONE, Chunk, open_end
 from jobs.engines.records import Facts
 
 MEASURED, DECLARED = "measured", "declared"
@@ -119,17 +119,16 @@ def settle(
         raise BadInput(
             f"the server's rows are not their positions' own, so no data can be made: {chunk.in_words}"
         )
-    # The highest state that was computed may as well be one behind it.
-    open_end = computed < num_layers and chunk.best == computed
+    last = open_end(chunk, computed, num_layers)
     if chunk.verdict == FED and k in chunk.states and k is not None:
         return k, MEASURED
     beyond = k is not None and k > computed
     if k is not None and not told.doubts:
-        if beyond and (chunk.verdict == NONE or open_end):
+        if beyond and (chunk.verdict == NONE or last):
             return k, DECLARED
         if k in chunk.states:
             return k, DECLARED
-    if chunk.verdict == FED and not open_end:
+    if chunk.verdict == FED and not last:
         return chunk.states[0], MEASURED
     said = "; ".join((told.said, *told.doubts))
     what = "nobody says which it is" if k is None else f"it was told that this is state {k}"

@@ -29,6 +29,12 @@ class Rows:
     logits_again: Tensor | None = None
 
 
+AT_THE_END = (
+    "a chunk is nearest to state {layers}, the last that the target's layers made here, and may be one "
+    "behind it ({why})"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
     """One of fc's chunks."""
@@ -152,3 +158,10 @@ def later_share(calls: Sequence[Tensor], made: Tensor, states: Sequence[int]) ->
         found += int((far.min(1).values <= ROUNDING).sum())
         total += len(call)
     return found, total
+
+
+def open_end(chunk: Chunk, computed: int, num_layers: int) -> bool:
+    """Whether a chunk is nearest to the highest state that was computed, of a target that has more: it
+    may as well be one behind it.
+    """
+    return computed < num_layers and chunk.best == computed

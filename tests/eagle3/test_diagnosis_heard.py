@@ -9,7 +9,7 @@ import pytest
 
 from eagle3.conventions import Evidence as Ground
 from eagle3.diagnosis.evidence import Evidence, Scored
-from eagle3.diagnosis.heard import Heard, believed, contradiction, counted_of
+from eagle3.diagnosis.heard import Heard, believed, contradiction, counted_of, why_unlike
 from eagle3.diagnosis.verdict import diagnose
 from eagle3.doctor.subject import EngineAsked
 from eagle3.metrics import Count, Rate
@@ -160,3 +160,49 @@ def test_texts_that_were_not_asked_are_not_counted() -> None:
     assert counted_of(replace(found, counts={}), so, NAMES) is None
     assert counted_of(heard((0, 3, 31)), so, NAMES) is None
     assert counted_of(None, so, NAMES) is None
+
+
+@pytest.mark.parametrize(
+    ("truth", "follows", "said"),
+    [
+        ("next_token", None, "the target's own choices are not known"),
+        ("target_argmax", 0.97, "at only 0.970"),
+        ("target_argmax", 0.98, None),
+    ],
+)
+def test_other_texts_than_the_servers_own_are_nothing_to_hold_it_against(
+    truth: str, follows: float | None, said: str | None
+) -> None:
+    rate = None
+    if follows is not None:
+        values = {"value": follows, "low": follows, "high": 1.0}
+        rate = Rate(**values, numerator=97, denominator=100, truth="target_argmax")
+    why = why_unlike(truth, rate)
+    assert why == said or (why is not None and said is not None and said in why)
+    # However little it accepts then, nobody is blamed, and nothing is called sound.
+    e = asked(served(T), heard((0, 3, 31), 1.2), scored(T, GOOD))
+    d = diagnose(replace(e, counted=None, not_counted="other texts"))
+    assert d.verdict == "undecided"
+    assert d.causes == ()
+    assert d.joined is not None
+    assert d.joined.fault == "undecided"
+    assert any(line.endswith("gives: other texts") for line in d.undecided)
+
+
+def test_a_server_that_counts_too_little_or_nothing_is_not_called_sound() -> None:
+    so, found = scored(T, GOOD), heard((0, 3, 31), 3.0)
+    one = replace(found, counts=dict(list(found.counts.items())[:1]))
+    for heard_, counted in ((one, counted_of(one, so, NAMES)), (heard((0, 3, 31)), None)):
+        d = diagnose(replace(asked(served(T), heard_, so), counted=counted))
+        assert d.verdict == "undecided"
+        assert d.joined is not None
+        assert d.joined.fault == "undecided"
+
+
+def test_rows_that_are_moved_in_the_answer_alone_are_no_fault() -> None:
+    so = scored(T, GOOD)
+    as_alone = heard((0, 3, 31), so.accept_length.value, shift=-1)
+    assert diagnose(asked(served(T), as_alone, so)).causes == ()
+    for length, confidence in ((1.5, "likely"), (None, "possible")):
+        (cause,) = diagnose(asked(served(T), heard((0, 3, 31), length, shift=-1), so)).causes
+        assert (cause.kind, cause.confidence) == ("engine-state", confidence)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from eagle3.metrics import Rate
 from jobs.engine_probe import fault_of
-from jobs.engines.probing import FED, NONE, UNDECIDED, chunks_of, later_share
+from jobs.engines.probing import FED, NONE, UNDECIDED, chunks_of, later_share, open_end
 
 WIDTH, LAYERS, ROWS = 32, 6, 24
 
@@ -121,3 +121,15 @@ def test_what_is_lost_is_lost_behind_where_the_states_were_seen() -> None:
     assert at_fc.endswith("what is lost is lost behind fc")
     _, handed = fault_of((0, 3, 31), (0, 3, 31), served, alone, behind="the target")
     assert handed.endswith("what is lost is lost behind the target")
+
+
+@pytest.mark.parametrize(
+    ("best", "computed", "may"), [(4, 4, True), (3, 4, False), (LAYERS, LAYERS, False)]
+)
+def test_the_highest_state_that_was_made_may_be_one_behind_it(
+    best: int, computed: int, may: bool
+) -> None:
+    states = made(1)
+    (chunk,) = chunks_of([states[best]], [states[: computed + 1]], [states[best]])
+    assert chunk.best == best
+    assert open_end(chunk, computed, LAYERS) is may

@@ -18,12 +18,14 @@ from eagle3.data import LAYOUTS, find_data
 from eagle3.errors import BadInput
 from eagle3.files import read_json
 from eagle3.samples import answer_start
+from jobs import served_live
 from jobs.diagnose import open_job
 from jobs.engines.engine import Draft
 from jobs.engines.folder import lay_out
 from jobs.engines.returned import FLAG, NEW_TOKENS, POSITIONS
 from jobs.engines.talk import Address, get_json
 from jobs.events import Events
+from jobs.first_layers import FirstLayers
 from jobs.question import Kit
 from jobs.served_live import OF_STATES, PROMPTS
 from tests.jobs.engines import fake
@@ -258,11 +260,35 @@ def test_a_running_vllm_is_asked_for_what_it_counts(serve: Serve, lab: Lab, tmp_
 def test_rows_of_another_position_are_the_engine_s_fault(
     serving: Callable[..., Address], lab: Lab, tmp_path: Path
 ) -> None:
-    result = lab.ask(serving(returned={"shift": 1}).url, tmp_path)
+    result = lab.ask(serving(returned={"shift": 1}, **NONE).url, tmp_path)
     (cause,) = result["diagnosis"]["causes"]
     assert cause["kind"] == "engine-state"
     assert "row t of the states that the server returns is that of position t-1" in cause["what"]
     assert result["diagnosis"]["server"]["fault"] == "engine"
+
+
+def test_rows_that_are_moved_where_as_much_is_accepted_are_only_said(
+    serving: Callable[..., Address], lab: Lab, tmp_path: Path
+) -> None:
+    """What accepts as much as the drafter alone is fed as it should be: the answer alone is moved."""
+    result = lab.ask(serving(returned={"shift": 1}).url, tmp_path)
+    assert kinds(result) == []
+    assert any("row t is of position t-1" in note for note in result["diagnosis"]["notes"])
+
+
+def test_the_last_state_that_could_be_made_may_be_one_behind_it(
+    serving: Callable[..., Address], lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Memory for 58 layers: what is nearest to state 58 is state 59, which was not made.
+    few = FirstLayers(layers=58, why="they take all that is free")
+    monkeypatch.setattr(served_live, "plan_layers", lambda *_: few)
+    result = lab.ask(serving(WRONG, (2, 30, 58)).url, tmp_path)
+    server = result["diagnosis"]["server"]
+    assert server["states"] is None
+    assert server["why_not"] == (
+        "a chunk is nearest to state 58, the last that the target's layers made here, and may be one "
+        "behind it (they take all that is free)"
+    )
 
 
 def test_states_that_are_noise_are_not_believed(
@@ -278,11 +304,11 @@ def test_states_that_are_noise_are_not_believed(
     assert "read from tables, not measured (not every state" in first_lines(result)
 
 
-def test_an_accept_length_that_was_given_is_the_one_that_counts(
+def test_what_is_counted_goes_before_an_accept_length_that_was_given(
     serving: Callable[..., Address], lab: Lab, tmp_path: Path
 ) -> None:
     result = lab.ask(serving(**NONE).url, tmp_path, accept_length=2.6)
-    assert kinds(result) == []
+    assert kinds(result) == ["engine-state"]
     notes = result["diagnosis"]["notes"]
     assert any(note.startswith("the server was counted at 1.00 [1.00, ") for note in notes)
 
