@@ -14,7 +14,6 @@ from eagle3.data import LAYOUTS
 from eagle3.diagnosis.heard import Heard, believed, contradiction
 from eagle3.diagnosis.words import rate_words
 from eagle3.doctor.server import CHECKED, flags_of
-from eagle3.doctor.subject import EngineAsked
 from eagle3.errors import BadInput
 from eagle3.metrics import Count
 from eagle3.samples import answer_start
@@ -25,6 +24,7 @@ from jobs.engines.figures import gained
 from jobs.engines.hypothesis import class_there
 from jobs.engines.probing import AT_THE_END, Chunk, Rows, chunks_of, open_end
 from jobs.engines.records import Answered, Prompt, Request
+from jobs.engines.releases import release
 from jobs.engines.returned import (
     FLAG,
     LABEL,
@@ -35,7 +35,7 @@ from jobs.engines.returned import (
     unsettled,
     why_no_states,
 )
-from jobs.engines.setup import ENGINES, plain
+from jobs.engines.setup import ENGINES
 from jobs.engines.sglang import SGLang
 from jobs.engines.started import Running, same_place
 from jobs.engines.talk import ServerError
@@ -80,7 +80,7 @@ def attached(asked: Asked, url: str, target: Path) -> tuple[Server, Asked]:
     engine = ENGINES[given.name]()
     running = attach(engine, url, LABEL)
     facts, where = running.facts, f"engine.url={url}"
-    version = release(given, facts.version, url)
+    version = release(given.name, given.version, facts.version, url, "engine_version")
     if facts.flags.get("speculative_algorithm", "") is None:
         raise BadInput(
             f"{where}: it serves no drafter (no speculative_algorithm); name the server that does, or "
@@ -129,18 +129,6 @@ def attached(asked: Asked, url: str, target: Path) -> tuple[Server, Asked]:
         flags=flags,
     )
     return server, replace(asked, engine=known)
-
-
-def release(named: EngineAsked, there: str | None, url: str) -> str:
-    """The server's release. Raises BadInput where another one was named, or nobody says which."""
-    if named.version is None and there is None:
-        raise BadInput(f"{named.name} at {url} does not say its release; name it: engine_version=X")
-    if named.version and there and plain(named.version) != plain(there):
-        raise BadInput(
-            f"engine.version={named.version}, but the server at {url} is {named.name} {there}; leave it "
-            "out, or name the other server"
-        )
-    return plain(str(there or named.version))
 
 
 def with_flags(given: Mapping[str, Any], told: Mapping[str, Any], url: str) -> dict[str, Any]:

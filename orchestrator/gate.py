@@ -210,9 +210,13 @@ def check_run(show: Show, asked: Asked, run: Gated) -> int:
 def store(
     show: Show, golden: Path, data: dict[str, Any] | None, run: Gated, held: Sequence[Held]
 ) -> None:
-    """Keep a run's figure, unless the same version's stored one is equal or higher."""
+    """Keep a run's figure, unless the same version's stored one is equal or higher.
+
+    An equal one of an older file, which does not say its patch, is replaced by one that does.
+    """
     for one in held:
-        if one.version == run.version and one.equal:
+        unsaid = one.figure.patch is None and run.figure.patch is not None
+        if one.version == run.version and one.equal and not unsaid:
             return
         if one.version == run.version and one.value < 0:
             show.line(

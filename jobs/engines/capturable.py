@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from eagle3.errors import BadInput
 from jobs.engines.attached import attach, other_model
@@ -45,20 +43,6 @@ def why_not_captured(facts: Facts) -> str | None:
             "alone with --enable-return-aux-hidden-states"
         )
     return None
-
-
-def release(facts: Facts, asked: Mapping[str, Any]) -> str:
-    """The engine's release. Raises BadInput where it is not the one named, or not known."""
-    version = facts.version or asked["version"]
-    if version is None:
-        raise BadInput(
-            f"the server at {asked['url']} does not say its release; name it: engine.version=X"
-        )
-    if asked["version"] not in (None, version):
-        raise BadInput(
-            f"engine.version={asked['version']}, but {facts.engine} {version} is what is there"
-        )
-    return str(version)
 
 
 def check_kind(facts: Facts, wanted: str, url: str) -> None:

@@ -30,11 +30,12 @@ from jobs.captured import (
     loss_mask,
     write_folder,
 )
-from jobs.engines.capturable import attached, check_kind, check_pieces, release
+from jobs.engines.capturable import attached, check_kind, check_pieces
 from jobs.engines.hypothesis import class_there
 from jobs.engines.naming import Named, Told, name_states, told
 from jobs.engines.probing import Chunk, chunks_of
 from jobs.engines.records import Prompt, Request, Returned
+from jobs.engines.releases import release
 from jobs.engines.returned import (
     NEW_TOKENS,
     POSITIONS,
@@ -81,8 +82,9 @@ class CaptureFromEngine:
         self.seconds = float(request["request_s"] or REQUEST_S)
         self.server = attached(self.asked["url"], target.folder)
         self.facts = self.server.running.facts
-        self.version = release(self.facts, self.asked)
-        check_kind(self.facts, request["dtype"], self.asked["url"])
+        url, named = self.asked["url"], self.asked["version"]
+        self.version = release("sglang", named, self.facts.version, url, "engine.version")
+        check_kind(self.facts, request["dtype"], url)
 
     def run_case(self, case: Mapping[str, Any]) -> dict[str, Any]:
         """Capture one data folder; it has its final name only when complete."""
@@ -212,7 +214,7 @@ class CaptureFromEngine:
         by = dict(zip(source.named.states, source.named.known_by, strict=True))
         return {
             "engine": self.facts.engine,
-            "version": self.version,
+            "version": self.facts.version or self.version,
             "url": self.asked["url"],
             "model": self.facts.model,
             "drafter": self.facts.drafter,

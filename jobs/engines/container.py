@@ -24,7 +24,7 @@ DOCKER_S = 60.0  # for an answer of docker's own
 REFUSED = (
     125  # of `docker run`: it started nothing; whether it created a container is not said by it
 )
-TAKEN = "already in use"  # what docker says where the name was taken meanwhile
+TAKEN = '"/{name}" is already in use'  # what docker says where the name was taken meanwhile
 LINES = "200"  # of a container's log, in which the reason for its end is looked for
 
 
@@ -118,7 +118,10 @@ class Container(Server):
         """Whether docker has created what we asked for and could not start it: nobody had the name
         before, docker does not say that somebody took it, and it never ran.
         """
-        return TAKEN not in tail(self.log) and self._state("Status") == "created"
+        return (
+            TAKEN.format(name=self.name) not in tail(self.log)
+            and self._state("Status") == "created"
+        )
 
     def _state(self, part: str = "Running") -> str | None:
         """'true' while it runs, 'false' else; None: docker knows no container of this name.

@@ -15,6 +15,7 @@ from jobs.gpus import VISIBLE, Gpu, gpu_label, left_visible, look, process_label
 LIMIT_MIB = 256  # what may stay, as of a driver that keeps some for itself
 WAIT_S = 10.0  # the driver gives back a while behind a process's end
 POLL_S = 0.5
+HIDDEN = "-1"  # as CUDA_VISIBLE_DEVICES: no GPU
 
 Say = Callable[[str], None]
 
@@ -82,9 +83,16 @@ class GpuMemory:
 
 
 def of_servers(visible: str | None) -> tuple[list[Gpu] | None, str | None]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, and why nvidia-smi failed; None without it."""
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves; None, and why, where they are not known: nvidia-smi is
+    not there or fails, or none of its GPUs has the name, as of a MIG device.
+    """
     gpus, trouble = look()
-    return (None if gpus is None else left_visible(gpus, visible)), trouble
+    if gpus is None:
+        return None, trouble
+    left = left_visible(gpus, visible)
+    if gpus and not left and (visible or "").strip() not in ("", HIDDEN):
+        return None, f"nvidia-smi lists no GPU that {VISIBLE}={visible} names"
+    return left, trouble
 
 
 def kept(before: Sequence[Gpu], now: Sequence[Gpu]) -> list[str]:
@@ -118,5 +126,5 @@ def holders(was: Gpu, now: Gpu) -> str:
 
 
 def unknown(trouble: str) -> str:
-    """Where nvidia-smi cannot be asked."""
+    """Where nvidia-smi cannot be asked, or not about these GPUs."""
     return f"whether GPU memory was given back is not known: {trouble}"

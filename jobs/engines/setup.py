@@ -26,6 +26,7 @@ from jobs.engines.hypothesis import ServedAs, class_there, installed, served_as
 from jobs.engines.launched import check_launch, in_container
 from jobs.engines.patched import Patched, overlaid, package_folder, patch_engine, read_patch
 from jobs.engines.records import Prompt, Request
+from jobs.engines.releases import plain
 from jobs.engines.sglang import SGLang
 from jobs.engines.shipped import shipped, spared
 from jobs.engines.simulated import WHY, simulating
@@ -110,10 +111,11 @@ class Setup:
             version = self.asked["version"]  # what answers is held against it
         else:
             version = installed(name, self.python())
-        if self.asked["version"] not in (None, version):
+        named = self.asked["version"]
+        if named is not None and (version is None or plain(named) != plain(version)):
             raise BadInput(
-                f"engine.version={self.asked['version']}, but {name} {version} is what is there; leave "
-                "it out, or name the interpreter that has the other: engine.python=…"
+                f"engine.version={named}, but {name} {version} is what is there; leave it "
+                "out, or name the interpreter that has the other: engine.python=…"
             )
         if version is None:
             raise BadInput(f"{name} at {url} does not say its release; name it: engine.version=X")
@@ -270,11 +272,6 @@ class Setup:
             )
         if problems:
             raise ServerError(f"{running.label}: engine.{key}: {'; '.join(problems)}")
-
-
-def plain(version: str) -> str:
-    """A release without what a build adds to it."""
-    return version.partition("+")[0]
 
 
 def refuse_simulated(environment: Mapping[str, str]) -> None:

@@ -194,6 +194,17 @@ def test_an_older_file_that_holds_the_shipped_patch_by_name_alone_is_read(place:
     assert place.gate("second") == 2
 
 
+def test_an_older_figure_is_stored_again_once_it_can_say_its_patch(place: Place) -> None:
+    patched: dict[str, Any] = {"overrides": ("engine.patch=embedding_capture",)}
+    place.store(place.run("first", **patched, patch={"sha256": "1" * 64}))
+    said = place.content()
+    older = place.content()
+    del older["entries"][0]["versions"]["0.5.23"]["patch"]
+    place.golden.write_text(json.dumps(older))
+    place.store("first")
+    assert place.content() == said
+
+
 def test_an_entry_that_does_not_say_its_server_is_none(place: Place, capsys: Output) -> None:
     place.store(place.run("first"))
     content = place.content()

@@ -110,7 +110,7 @@ class Handler(BaseHTTPRequestHandler):
             self.say(json.dumps({"version": "0.32.0"}))
         elif self.path == "/server_info" and sglang:
             said = {
-                "version": "0.5.23",
+                "version": options.version,
                 "model_path": model,
                 "speculative_algorithm": options.speculative_algorithm,
                 "speculative_draft_model_path": state.drafter,
@@ -352,6 +352,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--chunked-prefill-size", type=int)
     parser.add_argument("--preferred-sampling-params")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--version", default="0.5.23")
     options, _ = parser.parse_known_args(arguments)
     state = State(options.module.partition(".")[0], options)
     if state.fault == "dies_at_start":

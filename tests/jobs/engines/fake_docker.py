@@ -4,8 +4,8 @@
     fake_docker.py inspect|logs|stop|rm … NAME
 
 What runs is detached in any case, as a daemon's child is; its folder is FAKE_DOCKER in the environment.
-A container with --gpus behind its name (125), or whose program is a folder (126) or is not there (127),
-is created and cannot be started, which leaves it behind.
+A container with --gpus or --publish behind its name (125), or whose program is a folder (126) or is not
+there (127), is created and cannot be started, which leaves it behind.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ def unstartable(command: list[str]) -> tuple[int, str] | None:
     """The exit code and the reason where a container cannot be started, as docker has them."""
     if command[0] == "--gpus":
         return 125, 'could not select device driver "" with capabilities: [[gpu]]'
+    if command[0] == "--publish":
+        return 125, "failed to set up container networking: bind: address already in use"
     if Path(command[0]).is_dir():
         return 126, f'failed to create task: exec: "{command[0]}": is a directory'
     if shutil.which(command[0]) is None:

@@ -426,12 +426,20 @@ def test_a_server_of_another_width_or_release_or_none_at_all_is_refused(asked: A
         BadInput, match=r"59 numbers a row, which is no multiple of .* hidden size 20"
     ):
         asked.capture(asked.start(file))
-    with pytest.raises(BadInput, match=r"engine\.version=0\.5\.12, but sglang 0\.5\.23 is what is"):
+    with pytest.raises(
+        BadInput, match=r"engine\.version=0\.5\.12, but the server at \S+ is sglang 0"
+    ):
         asked.capture(asked.start(), version="0.5.12")
     with pytest.raises(
         BadInput, match=r"engine\.url=http://127\.0\.0\.1:9 does not answer as sglang"
     ):
         asked.capture("http://127.0.0.1:9")
+
+
+def test_a_release_is_named_without_what_a_build_adds_to_it(asked: Asked) -> None:
+    address = asked.start(**FLAGS, version="0.5.23+cu129")
+    source = asked.capture(address, version="0.5.23")["capture"]["source"]
+    assert source["version"] == "0.5.23+cu129"
 
 
 def test_a_folder_that_is_there_is_never_written_to(asked: Asked) -> None:

@@ -157,6 +157,26 @@ def test_an_nvidia_smi_that_fails_is_no_memory_given_back(
     ]
 
 
+def test_gpus_of_which_nvidia_smi_knows_none_are_said_as_not_known(
+    smi: Any, memory: GpuMemory, said: list[str]
+) -> None:
+    with memory.around("baseline", {"CUDA_VISIBLE_DEVICES": "MIG-12"}):
+        smi.has(gpu(0, 71000))
+    assert said == [
+        "baseline: whether GPU memory was given back is not known: nvidia-smi lists no GPU that "
+        "CUDA_VISIBLE_DEVICES=MIG-12 names"
+    ]
+
+
+@pytest.mark.parametrize("visible", ["", "-1"])
+def test_of_a_server_that_sees_no_gpu_nothing_is_said(
+    visible: str, smi: Any, memory: GpuMemory, said: list[str]
+) -> None:
+    with memory.around("baseline", {"CUDA_VISIBLE_DEVICES": visible}):
+        smi.has(gpu(0, 71000))
+    assert said == []
+
+
 def test_without_nvidia_smi_nothing_is_said(
     memory: GpuMemory, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,6 +173,7 @@ def test_a_container_that_dies_at_once_is_shown_with_its_last_words(
     ("words", "code", "why"),
     [
         (["--gpus", "all", "sleep", "600"], 125, "could not select device driver"),
+        (["--publish", "80:80", "image"], 125, "bind: address already in use"),
         (["/", "600"], 126, "is a directory"),
         (["/none/sglang", "600"], 127, "executable file not found"),
     ],
