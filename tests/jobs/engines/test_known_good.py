@@ -371,6 +371,48 @@ def test_beside_a_tree_it_drafts_the_same_tree(bench: Bench, public: Path) -> No
 
 
 @pytest.mark.runs
+@pytest.mark.parametrize("fault", ["dies_at_start", "dies"])
+def test_one_whose_server_fails_is_said_and_all_else_stays(
+    bench: Bench, public: Path, fault: str
+) -> None:
+    bench.ask([[3, 4, 9], [fake.VICTIM, 5, 9]])  # the server's first request is not the victim
+    env = {fake.FAULT: fault, fake.FAULTS_OF: "public"}
+    result = bench.run(known_good=public, advice=False, engine={"env": env})
+    found = result["bench"]
+    assert found["known_good"]["folder"] == str(public)
+    why = found["known_good"]["failed"]
+    assert why.startswith("known_good: ")
+    assert "mat1 and mat2 shapes cannot be multiplied" in why
+    assert set(found["known_good"]) == {"folder", "fingerprint", "failed"}
+    note = f"{why}; so known_good is left out, and all that was measured stays"
+    assert note in result["notes"]
+    assert note in bench.said()
+    assert {p["arm"] for p in found["passes"]} == {"baseline", "speculative"}
+    assert {"accept_length", "tok_s", "speedup", "break_even"} <= set(result["metrics"])
+    assert not {"accept_length_known_good", "tok_s_known_good"} & set(result["metrics"])
+    assert found["levels"][0]["known_good"] is None
+    assert found["levels"][0]["beside_in_words"] == []
+    json.dumps(result, allow_nan=False)
+
+
+@pytest.mark.runs
+def test_simulated_arms_whose_servers_fail_lose_nothing_either(bench: Bench, public: Path) -> None:
+    env = {fake.FAULT: "dies_at_start", fake.FAULTS_OF: "simulated"}
+    result = bench.run(
+        simulate=True, known_good=public, advice=False, engine={"env": env}, budget={"restarts": 5}
+    )
+    assert [label for label, _ in arms(result)] == ["baseline", "speculative", "known_good"]
+    left = [n.rpartition("; so ")[2] for n in result["notes"] if n.startswith("simulated_")]
+    assert left == [
+        f"simulated_{which} is left out, and all that was measured stays"
+        for which in ("floor", "ceiling")
+    ]
+    level = result["bench"]["levels"][0]
+    assert (level["floor"], level["ceiling"]) == (None, None)
+    assert result["bench"]["known_good"]["failed"] is None
+
+
+@pytest.mark.runs
 def test_its_start_counts_as_one(bench: Bench, public: Path) -> None:
     words = r"this takes 3 starts .* job\.budget\.restarts is 2; set job\.budget\.restarts=3$"
     with pytest.raises(BadInput, match=words):
