@@ -279,7 +279,10 @@ class EngineBench:
         """The result: metrics of the first concurrency, and everything below `bench`."""
         draft = self.setup.draft(self.setup.source())
         seed = int(self.request["seed"])
-        levels = [level_of(measured, c, draft, seed) for c in self.levels]
+        theirs = alone["metrics"]
+        standalone = "accept_length_tree" if self.topk > 1 else "accept_length"
+        least = theirs.get(standalone, {}).get("low")
+        levels = [level_of(measured, c, draft, seed, least) for c in self.levels]
         first = levels[0]
         metrics = {
             name: figure.plain()
@@ -295,8 +298,6 @@ class EngineBench:
             metrics["break_even"] = {"value": first.limits.break_even}
         if first.known_good is not None:
             metrics |= first.known_good.metrics()
-        theirs = alone["metrics"]
-        standalone = "accept_length_tree" if self.topk > 1 else "accept_length"
         for name, own in (("accept_length_standalone", standalone), ("accuracy", "accuracy")):
             if own in theirs:
                 metrics[name] = theirs[own]
