@@ -151,13 +151,23 @@ class EngineBench:
                     if number:  # both of them have been asked by now
                         self.look_at_ties(running, requests, measured)
         for arm in arms:
-            ask = self.asker(arm.requests, measured)
-            with self.setup.server(
-                arm.label, 0, arm.draft, arm.requests, arm.environment
-            ) as running:
-                measured.starts.append(running)
-                self.warm(ask, running)
-                block(running, ask, levels, 1, measured)
+            try:
+                self.measure_beside(arm, measured)
+            except ServerError as error:  # what is compared was measured by now
+                measured.failed[arm.label] = str(error)
+                measured.notes.append(
+                    f"{error}; so {arm.label} is left out, and all that was measured stays"
+                )
+
+    def measure_beside(self, arm: beside.Arm, measured: Measured) -> None:
+        """One pass of an arm at every concurrency; all of them or none are kept."""
+        ask, found = self.asker(arm.requests, measured), Measured()
+        with self.setup.server(arm.label, 0, arm.draft, arm.requests, arm.environment) as running:
+            measured.starts.append(running)
+            self.warm(ask, running)
+            block(running, ask, self.levels, 1, found)
+        measured.passes += found.passes
+        measured.notes += found.notes
 
     def arms_beside(self, draft: Draft, requests: Sequence[Request]) -> list[beside.Arm]:
         """What is started beside the two that are compared."""
@@ -269,7 +279,10 @@ class EngineBench:
         """The result: metrics of the first concurrency, and everything below `bench`."""
         draft = self.setup.draft(self.setup.source())
         seed = int(self.request["seed"])
-        levels = [level_of(measured, c, draft, seed) for c in self.levels]
+        theirs = alone["metrics"]
+        standalone = "accept_length_tree" if self.topk > 1 else "accept_length"
+        least = theirs.get(standalone, {}).get("low")
+        levels = [level_of(measured, c, draft, seed, least) for c in self.levels]
         first = levels[0]
         metrics = {
             name: figure.plain()
@@ -285,8 +298,6 @@ class EngineBench:
             metrics["break_even"] = {"value": first.limits.break_even}
         if first.known_good is not None:
             metrics |= first.known_good.metrics()
-        theirs = alone["metrics"]
-        standalone = "accept_length_tree" if self.topk > 1 else "accept_length"
         for name, own in (("accept_length_standalone", standalone), ("accuracy", "accuracy")):
             if own in theirs:
                 metrics[name] = theirs[own]
@@ -325,7 +336,7 @@ class EngineBench:
                 "draft_tokens": draft.verified,
                 "prompts": len(requests),
                 **kept(requests, measured.of(SPECULATIVE, self.levels[0])),
-                "known_good": self.reference_record(first),
+                "known_good": self.reference_record(first, measured),
                 "levels": [v.plain() for v in levels],
                 "agreement": {name: found.plain() for name, found in agreed.items()},
                 "ties": [tie.plain() for tie in measured.ties],
@@ -337,11 +348,15 @@ class EngineBench:
             "notes": notes,
         }
 
-    def reference_record(self, first: Level) -> dict[str, Any] | None:
-        """The known-good drafter with its figures at the first concurrency; None: none was asked for."""
-        if self.reference is None or first.known_good is None:
+    def reference_record(self, first: Level, measured: Measured) -> dict[str, Any] | None:
+        """The known-good drafter with its figures at the first concurrency, or why it has none; None:
+        none was asked for.
+        """
+        why = measured.failed.get(known_good.KNOWN_GOOD)
+        if self.reference is None or (first.known_good is None and why is None):
             return None
-        return {**self.reference.plain(), **first.known_good.plain()}
+        figures = first.known_good.plain() if first.known_good else {}
+        return {**self.reference.plain(), "failed": why, **figures}
 
     def said(self, measured: Measured, agreed: Mapping[str, Agreement]) -> list[str]:
         """What a person should know of the comparison, said aloud as well."""

@@ -38,6 +38,7 @@ class Measured:
     passes: list[Pass] = field(default_factory=list)
     starts: list[Running] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)  # arms beside, by why they were not run
     ties: list[Tie] = field(default_factory=list)  # where the drafter's texts leave the baseline's
 
     def pids(self) -> set[int] | None:

@@ -1,7 +1,7 @@
 """A drafter that is known to be good beside the one that is measured: one start more, the same prompts.
 
 It is served as it was published, with its own config.json. If it is accepted and the other is not, the
-engine and the measurement are fine; if neither is, the fault is not the drafter's wiring alone.
+fault is the other's own: its wiring, its teacher or its training; if neither is, it is not that alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ SETTING = "job.known_good"
 class PointsAt(Enum):
     """Where to look, by which of the two drafters is accepted well."""
 
-    wiring = "wiring"  # of our drafter: the known-good one is accepted on this engine
+    drafter = "drafter"  # ours: its wiring, teacher or training; the known-good one is accepted
+    wiring = "wiring"  # of our drafter, which is good alone, so that it was trained well
     engine = "engine"  # its flags, or the prompts: neither is
     nothing = "nothing"  # both are
     known_good = "known_good"  # it is not, and ours is: no control for this target or these prompts
@@ -126,9 +127,11 @@ class KnownGood:
 
 
 def known_good_at(
-    passes: Sequence[Pass], ours: Rate | None, draft: Draft, seed: int
+    passes: Sequence[Pass], ours: Rate | None, draft: Draft, seed: int, alone: float | None = None
 ) -> KnownGood | None:
-    """Its figures beside our accept length; None where it was not run."""
+    """Its figures beside our accept length; None where it was not run. `alone` is the lower bound of
+    what our drafter has on its own.
+    """
     if not passes:
         return None
     seconds = figures.token_s(passes)
@@ -138,7 +141,9 @@ def known_good_at(
         tok_s=figures.typical([figures.tok_s(p) for p in passes]),
         decode_tok_s=1 / seconds if seconds else None,
         line=line,
-        points_at=points_at(well(theirs, line), well(ours, line)),
+        points_at=points_at(
+            well(theirs, line), well(ours, line), alone=alone is not None and alone > line
+        ),
     )
 
 
@@ -149,12 +154,14 @@ def well(found: Rate | None, line: float) -> bool | None:
     return found.low > line
 
 
-def points_at(theirs: bool | None, ours: bool | None) -> PointsAt | None:
-    """Where to look; None where one of the two is not known."""
+def points_at(theirs: bool | None, ours: bool | None, *, alone: bool) -> PointsAt | None:
+    """Where to look; None where one of the two is not known. `alone`: ours is known to be good alone."""
     if theirs is None or ours is None:
         return None
     if theirs:
-        return PointsAt.nothing if ours else PointsAt.wiring
+        if ours:
+            return PointsAt.nothing
+        return PointsAt.wiring if alone else PointsAt.drafter
     return PointsAt.known_good if ours else PointsAt.engine
 
 
@@ -164,7 +171,10 @@ def in_words(found: KnownGood | None, tok_s: float, ours: Rate | None) -> list[s
         return []
     line = f"{found.line:.2f}, which drafts have that are right half of the time"
     said = {
-        PointsAt.wiring: "engine and measurement are fine, so look at our drafter's wiring",
+        PointsAt.drafter: "the engine does accept, so look at our drafter: its wiring, its teacher or "
+        "its training (`diagnose` tells which)",
+        PointsAt.wiring: f"the engine does accept, and our drafter alone lies above {line}, so look at "
+        "its wiring",
         PointsAt.engine: f"both lie below {line}, so look at the engine, its flags or the prompts",
         PointsAt.nothing: f"both lie above {line}, so neither engine nor wiring is at fault by this",
         PointsAt.known_good: "ours is the better one, so the known-good is no control for this target "

@@ -73,8 +73,12 @@ class Level:
         }
 
 
-def level_of(measured: Measured, concurrency: int, draft: Draft, seed: int) -> Level:
-    """The figures at one concurrency; of a drafter that is asked so."""
+def level_of(
+    measured: Measured, concurrency: int, draft: Draft, seed: int, alone: float | None
+) -> Level:
+    """The figures at one concurrency; of a drafter that is asked so, and whose accept length on its own
+    has this lower bound.
+    """
     drafted = measured.of(SPECULATIVE, concurrency)
     plain = measured.of(BASELINE, concurrency)
     fewer = measured.of(FEWER, concurrency)
@@ -119,6 +123,6 @@ def level_of(measured: Measured, concurrency: int, draft: Draft, seed: int) -> L
         ceiling=ceiling,
         chain=beside.chain_at(measured.of(beside.CHAIN, concurrency), drafted, draft.steps, seed),
         known_good=known_good.known_good_at(
-            measured.of(known_good.KNOWN_GOOD, concurrency), length, draft, seed
+            measured.of(known_good.KNOWN_GOOD, concurrency), length, draft, seed, alone
         ),
     )

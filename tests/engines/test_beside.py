@@ -101,6 +101,6 @@ def test_a_known_good_drafter_beside_one_that_is_wired_wrongly(lab: Lab, tmp_pat
     (level,) = bench["levels"]
     assert counted(level["accept_length"]) == alone(lab, SHIFTED)
     assert counted(level["known_good"]["accept_length"]) == alone(lab, TRUE)
-    assert bench["known_good"]["points_at"] == "wiring"
+    assert bench["known_good"]["points_at"] == "drafter"  # alone it is as bad with that wiring
     check_bounds(level)
-    assert "so look at our drafter's wiring" in said
+    assert "so look at our drafter: its wiring, its teacher or its training" in said

@@ -15,7 +15,8 @@ null there ends the server. Asked for log-probabilities of the prompt, it finds 
 A drafter whose folder has the name POOR is never right.
 
 What it does wrong is named by FAULT in its environment; prompts that start with VICTIM meet it where it
-is of a request. With FAULTS_OF=drafted only a server with a drafter does it.
+is of a request. With FAULTS_OF=drafted only a server with a drafter does it, with another word one whose
+drafter's folder has that name, and with FAULTS_OF=simulated one that simulates.
 """
 
 from __future__ import annotations
@@ -52,8 +53,11 @@ class State:
         self.steps = options.speculative_num_steps or spec.get("num_speculative_tokens")
         self.drafter = options.speculative_draft_model_path or spec.get("model")
         of = os.environ.get(FAULTS_OF)
-        self.fault = os.environ.get(FAULT) if of is None or self.drafter else None
         told = os.environ.get("SGLANG_SIMULATE_ACC_LEN") if self.drafter else None
+        kinds = {None}
+        if self.drafter:
+            kinds |= {"drafted", Path(self.drafter).name, *(["simulated"] if told else [])}
+        self.fault = os.environ.get(FAULT) if of in kinds else None
         self.simulated = int(told) if told and self.fault != "does_not_simulate" else None
         self.poor = bool(self.drafter) and Path(self.drafter).name == os.environ.get(POOR)
         self.asked = 0

@@ -196,7 +196,7 @@ def test_well_is_said_of_whole_intervals_only(found: Rate | None, said: bool | N
 @pytest.mark.parametrize(
     ("theirs", "ours", "where"),
     [
-        (True, False, PointsAt.wiring),
+        (True, False, PointsAt.drafter),
         (False, False, PointsAt.engine),
         (True, True, PointsAt.nothing),
         (False, True, PointsAt.known_good),
@@ -207,16 +207,36 @@ def test_well_is_said_of_whole_intervals_only(found: Rate | None, said: bool | N
 def test_both_together_say_where_to_look(
     theirs: bool | None, ours: bool | None, where: PointsAt | None
 ) -> None:
-    assert points_at(theirs, ours) is where
+    assert points_at(theirs, ours, alone=False) is where
+    # Only of a drafter that is good alone it is known that it was trained well.
+    good = PointsAt.wiring if where is PointsAt.drafter else where
+    assert points_at(theirs, ours, alone=True) is good
 
 
-def at(ours: Rate | None, *rounds: int) -> KnownGood:
+@pytest.mark.parametrize(
+    ("alone", "words"),
+    [
+        (None, "our drafter: its wiring, its teacher or its training (`diagnose` tells which)"),
+        (1.875, "our drafter: its wiring, its teacher or its training (`diagnose` tells which)"),
+        (1.9, "wiring"),
+    ],
+)
+def test_the_wiring_alone_is_named_where_training_is_not_at_fault(
+    alone: float | None, words: str
+) -> None:
+    found = at(POOR, 4, 4, alone=alone)
+    (said,) = in_words(found, 9.0, POOR)
+    assert said.endswith(words)
+    assert ("our drafter alone lies above 1.88" in said) is (words == "wiring")
+
+
+def at(ours: Rate | None, *rounds: int, alone: float | None = None) -> KnownGood:
     """Two answers of 12 tokens behind the first, in so many rounds each; 2 s in all."""
     answers = [
         answered(13, rounds=n, accepted=12 - n, latency_s=6.5, prompt=str(i))
         for i, n in enumerate(rounds)
     ]
-    found = known_good_at([one_pass(*answers, wall_s=2.0, arm=KNOWN_GOOD)], ours, LINE, 0)
+    found = known_good_at([one_pass(*answers, wall_s=2.0, arm=KNOWN_GOOD)], ours, LINE, 0, alone)
     assert found is not None
     return found
 
@@ -230,9 +250,9 @@ POOR, GOOD = rate(1.1, 1.0, 1.2), rate(3.0, 2.8, 3.2)
         (
             POOR,
             (4, 4),
-            "wiring",
-            "3.00 and 13.0 tok/s, ours 1.10 and 9.0: engine and measurement are fine, so look at our "
-            "drafter's wiring",
+            "drafter",
+            "3.00 and 13.0 tok/s, ours 1.10 and 9.0: the engine does accept, so look at our drafter: "
+            "its wiring, its teacher or its training (`diagnose` tells which)",
         ),
         (
             POOR,
@@ -297,7 +317,7 @@ def test_where_nobody_counts_no_place_is_named() -> None:
 @pytest.mark.parametrize(
     ("poor", "lengths", "where"),
     [
-        ("drafter", (2.5, 1.0), "wiring"),
+        ("drafter", (2.5, 1.0), "drafter"),
         ("public", (1.0, 2.5), "known_good"),
         ("", (2.5, 2.5), "nothing"),
     ],
@@ -368,6 +388,48 @@ def test_beside_a_tree_it_drafts_the_same_tree(bench: Bench, public: Path) -> No
     for flag, value in told.items():
         assert command[command.index(f"--speculative-{flag}") + 1] == value
     assert len(result["bench"]["levels"][0]["beside_in_words"]) == 2
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("fault", ["dies_at_start", "dies"])
+def test_one_whose_server_fails_is_said_and_all_else_stays(
+    bench: Bench, public: Path, fault: str
+) -> None:
+    bench.ask([[3, 4, 9], [fake.VICTIM, 5, 9]])  # the server's first request is not the victim
+    env = {fake.FAULT: fault, fake.FAULTS_OF: "public"}
+    result = bench.run(known_good=public, advice=False, engine={"env": env})
+    found = result["bench"]
+    assert found["known_good"]["folder"] == str(public)
+    why = found["known_good"]["failed"]
+    assert why.startswith("known_good: ")
+    assert "mat1 and mat2 shapes cannot be multiplied" in why
+    assert set(found["known_good"]) == {"folder", "fingerprint", "failed"}
+    note = f"{why}; so known_good is left out, and all that was measured stays"
+    assert note in result["notes"]
+    assert note in bench.said()
+    assert {p["arm"] for p in found["passes"]} == {"baseline", "speculative"}
+    assert {"accept_length", "tok_s", "speedup", "break_even"} <= set(result["metrics"])
+    assert not {"accept_length_known_good", "tok_s_known_good"} & set(result["metrics"])
+    assert found["levels"][0]["known_good"] is None
+    assert found["levels"][0]["beside_in_words"] == []
+    json.dumps(result, allow_nan=False)
+
+
+@pytest.mark.runs
+def test_simulated_arms_whose_servers_fail_lose_nothing_either(bench: Bench, public: Path) -> None:
+    env = {fake.FAULT: "dies_at_start", fake.FAULTS_OF: "simulated"}
+    result = bench.run(
+        simulate=True, known_good=public, advice=False, engine={"env": env}, budget={"restarts": 5}
+    )
+    assert [label for label, _ in arms(result)] == ["baseline", "speculative", "known_good"]
+    left = [n.rpartition("; so ")[2] for n in result["notes"] if n.startswith("simulated_")]
+    assert left == [
+        f"simulated_{which} is left out, and all that was measured stays"
+        for which in ("floor", "ceiling")
+    ]
+    level = result["bench"]["levels"][0]
+    assert (level["floor"], level["ceiling"]) == (None, None)
+    assert result["bench"]["known_good"]["failed"] is None
 
 
 @pytest.mark.runs
