@@ -43,7 +43,7 @@ from jobs.engines.returned import (
     rows_of,
     unsettled,
 )
-from jobs.engines.talk import ServerError
+from jobs.engines.talk import RefusedError, ServerError
 from jobs.events import Events
 from jobs.first_layers import TEXTS, plan_layers
 from jobs.inputs import target_folder
@@ -98,7 +98,7 @@ class CaptureFromEngine:
             check_pieces(self.facts, max(map(len, prompts)) + int(case["new_tokens"]))
             source = self.look(prompts, states, int(case["new_tokens"]))
             summary = write_folder(out, case, partial(self.capture, case, prompts, states, source))
-            notes = [*source.notes, followed(summary)]
+            notes = [*source.notes, *followed(summary)]
         for note in notes:
             self.events.note(note)
         return answer(out, summary, self.target.fingerprint, self.events, notes)
@@ -142,10 +142,15 @@ class CaptureFromEngine:
         return Source(named=named, told=said, width=width, choices=why is None, notes=tuple(notes))
 
     def first(self, request: Request) -> tuple[Returned, str | None]:
-        """The first answer with states, and why it has none of the target's choices; None: it has."""
+        """The first answer with states, and why it has none of the target's choices; None: it has.
+
+        Choices are done without only where the server does not give them, not where it fails otherwise.
+        """
         try:
             given = self.given(request, choices=True)
         except BadInput as error:
+            if not isinstance(error.__cause__, RefusedError):
+                raise
             given = self.given(request, choices=False)
             return given, str(error)
         return given, None if given.likeliest is not None else "it gives no input_top_logprobs"
@@ -183,6 +188,9 @@ class CaptureFromEngine:
         """Write the samples of all prompts; returns what capture.json says of them."""
         new_tokens, window = int(case["new_tokens"]), case["repetition_window"]
         samples, ends, kinds = Samples(folder, case, len(prompts), self.events), self.ends(), set()
+        asked_again: list[
+            bool
+        ] = []  # of texts that were cut, whether the server goes on as it wrote
         for number, text in self.texts(prompts, new_tokens, int(case["batch"])):
             mask = loss_mask(text, len(prompts[number - 1]), ends, window)
             if samples.short(mask):
@@ -191,7 +199,9 @@ class CaptureFromEngine:
             sample = self.sample(number, text[: len(mask)], mask, states, source)
             kinds |= {str(state.dtype).removeprefix("torch.") for state in sample.states.values()}
             samples.keep(sample)
-            if new_tokens and samples.following < OWN_TEXT * samples.positions:
+            if len(mask) < len(text):
+                asked_again.append(text[len(mask)] == int(sample.argmax[-1]))
+            if source.choices and new_tokens and samples.following < OWN_TEXT * samples.positions:
                 raise BadInput(
                     f"only {samples.following} of {samples.positions} tokens that the server wrote are "
                     "its target's own choice when it reads them: it samples, or simulates acceptance; "
@@ -202,7 +212,7 @@ class CaptureFromEngine:
             "num_layers": self.target.num_layers,
             "target": self.target.fingerprint,
             "target_folder": str(self.target.folder),
-            **samples.counted(),
+            **(samples.counted() if source.choices else uncompared(samples, asked_again)),
             "new_tokens": new_tokens,
             "repetition_window": window,
             "dtype": ", ".join(sorted(kinds)),
@@ -234,14 +244,21 @@ class CaptureFromEngine:
                 yield from ((number, list(prompt)) for number, prompt in group)
                 continue
             pool = ThreadPoolExecutor(len(group))
+            asked = [
+                pool.submit(self.continued, self.request(number, prompt, new_tokens))
+                for number, prompt in group
+            ]
             try:
-                asked = [
-                    pool.submit(self.continued, self.request(number, prompt, new_tokens))
-                    for number, prompt in group
-                ]
                 for done, future in enumerate(as_completed(asked), start=start + 1):
                     future.result()
                     self.events.progress("ask", done, len(prompts))
+            except BadInput:
+                if left := sum(future.running() for future in asked):
+                    self.events.note(
+                        f"{left} other prompts are being answered still: this process ends behind them, "
+                        f"at most {self.seconds:g} s from now (job.request_s)"
+                    )
+                raise
             finally:  # all are done, or one has failed and none is waited for
                 pool.shutdown(wait=False, cancel_futures=True)
             for (number, prompt), future in zip(group, asked, strict=True):
@@ -339,9 +356,28 @@ def narrowest(rows: Tensor) -> torch.dtype:
     return next(exact, torch.float32)
 
 
-def followed(summary: Mapping[str, Any]) -> str:
-    """How much of the text is the target's own, in words."""
-    return (
-        f"{summary['positions_following_argmax']} of {summary['positions']} tokens in the loss mask are "
-        "the target's own choice"
-    )
+def uncompared(samples: Samples, asked_again: Sequence[bool]) -> dict[str, Any]:
+    """What capture.json says of texts that are their own choices: they follow them by construction, but
+    where they were cut the server has read them and was asked again.
+    """
+    return {
+        **samples.counted(),
+        "positions_following_argmax": None,
+        "cut_texts": len(asked_again),
+        "cut_texts_going_on_alike": sum(asked_again),
+    }
+
+
+def followed(summary: Mapping[str, Any]) -> list[str]:
+    """How much of the text is the target's own, in words; nothing where nothing was compared."""
+    following = summary["positions_following_argmax"]
+    if following is not None:
+        return [
+            f"{following} of {summary['positions']} tokens in the loss mask are the target's own choice"
+        ]
+    if not summary["cut_texts"]:
+        return []
+    return [
+        f"{summary['cut_texts_going_on_alike']} of {summary['cut_texts']} texts that were cut go on as "
+        "they were written, when the server reads them"
+    ]

@@ -21,10 +21,19 @@ PIECE = 65536  # bytes that are taken at once of what has come
 SOON_S = 10.0  # for what a server answers without computing
 DATA = b"data:"
 DONE = b"[DONE]"
+REFUSALS = (
+    http.client.BAD_REQUEST,
+    http.client.UNPROCESSABLE_ENTITY,
+    http.client.NOT_IMPLEMENTED,
+)
 
 
 class ServerError(Exception):
     """A server did not answer as it should; the message says which, and what it said."""
+
+
+class RefusedError(ServerError):
+    """A server has read a request and does not do what it asks for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +211,8 @@ def parsed(text: str, where: str) -> Any:
 def refused(where: str, status: int, said: bytes) -> ServerError:
     """The error of an answer that is not 200."""
     text = " ".join(said.decode("utf-8", "replace").split())[:PART]
-    return ServerError(f"{where} answered {status}: {text or 'nothing'}")
+    kind = RefusedError if status in REFUSALS else ServerError
+    return kind(f"{where} answered {status}: {text or 'nothing'}")
 
 
 def broken(where: str, error: Exception) -> ServerError:

@@ -10,7 +10,8 @@ With SGLANG_SIMULATE_ACC_LEN=n every verification gives n tokens, all of them SI
 
 Started with --enable-return-hidden-states it answers a request for states out of the file STATES: what
 /generate's meta_info is to hold, by the prompt, one of a list at a time, the last one again and again;
-null there ends the server. Asked for log-probabilities of the prompt, it finds t + 1 likeliest behind t.
+null there ends the server, and output_ids there are its answer. Asked for log-probabilities of the
+prompt, it finds t + 1 likeliest behind t.
 
 A drafter whose folder has the name POOR is never right.
 
@@ -212,13 +213,16 @@ class Handler(BaseHTTPRequestHandler):
         state.keys.add(key)
         tokens = body["sampling_params"]["max_new_tokens"]
         if body.get("return_logprob"):
+            if state.fault == "no_logprobs_now":
+                self.say("the scheduler is busy", 503)
+                return
             if state.fault == "no_logprobs":
                 self.say("log-probabilities of a prompt are not supported here", 400)
                 return
             behind = [None, *([[-0.5, i + 1, None]] for i in ids[:-1])]
             take = {"input_top_logprobs": behind, **take}
         meta = {"prompt_tokens": len(ids), "completion_tokens": tokens, **take}
-        output = [ids[-1] + 1 + i for i in range(tokens)]
+        output = meta.pop("output_ids", None) or [ids[-1] + 1 + i for i in range(tokens)]
         self.say(json.dumps({"output_ids": output, "meta_info": meta}))
 
     def generate(self, ids: list[int], tokens: int) -> None:
@@ -229,7 +233,11 @@ class Handler(BaseHTTPRequestHandler):
             self.say("EngineCore encountered an issue. See stack trace (above).", 500)
             threading.Timer(LATER_S, die).start()
             return
-        if fault == "refuses":
+        if state.fault == "stalls" and fault is None:
+            time.sleep(600)
+        if fault == "stalls":
+            time.sleep(LATER_S)
+        if fault in ("refuses", "stalls"):
             self.say(json.dumps({"error": {"message": "the prompt is too long"}}), 400)
             return
         self.send_response(200)

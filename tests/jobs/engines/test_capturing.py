@@ -291,10 +291,47 @@ def test_without_log_probabilities_the_text_is_the_choice_and_that_is_said(asked
     assert result["capture"]["source"]["target_argmax"].startswith("the next token of the text")
     (note,) = [n for n in result["notes"] if n.startswith("target_argmax is the next token")]
     assert "not supported here" in note
+    # The texts follow their own tokens whatever the server does: that says nothing.
+    written = json.loads((asked.out / "capture.json").read_text())
+    assert written["positions_following_argmax"] is None
+    assert not [n for n in result["notes"] if "the target's own choice" in n or "go on as" in n]
     with pytest.raises(
         BadInput, match=r"which texts as they are need; .*data\.capture\.new_tokens=N"
     ):
         asked.capture(asked.start(fault="no_logprobs"), new_tokens=0, out=str(asked.folder / "b"))
+
+
+@pytest.mark.parametrize(("says", "alike"), [(3, 1), (4, 0)])
+def test_without_log_probabilities_a_cut_text_is_held_against_what_the_server_says_there(
+    asked: Asked, says: int, alike: int
+) -> None:
+    answers = asked.answers(text=lambda meta: {**meta, "output_ids": [says]})
+    address = asked.start(answers, fault="no_logprobs")
+    result = asked.capture(address, repetition_window=None, min_new_tokens=2)
+    written = result["capture"]
+    # [9, 8, 0] goes on with 1 and the end token, and behind it with 3.
+    assert (written["cut_texts"], written["cut_texts_going_on_alike"]) == (1, alike)
+    note = (
+        f"{alike} of 1 texts that were cut go on as they were written, when the server reads them"
+    )
+    assert note in result["notes"]
+
+
+def test_a_failure_otherwise_is_no_reason_to_do_without_log_probabilities(asked: Asked) -> None:
+    with pytest.raises(
+        BadInput, match=r"prompt 1 was not answered: .* answered 503: the scheduler"
+    ):
+        asked.capture(asked.start(fault="no_logprobs_now"))
+    assert nothing_left(asked)
+
+
+def test_where_one_prompt_fails_it_is_said_that_others_are_under_way(asked: Asked) -> None:
+    asked.quantised()  # nothing else is asked
+    with pytest.raises(BadInput, match=r"prompt 4 was not answered: .*the prompt is too long"):
+        asked.capture(asked.start(fault="stalls"), batch=4)
+    said = (asked.folder / "events.jsonl").read_text()
+    assert "3 other prompts are being answered still" in said
+    assert "at most 300 s from now (job.request_s)" in said
 
 
 def test_numbers_of_a_narrow_type_are_kept_in_it(asked: Asked) -> None:
