@@ -14,6 +14,7 @@ from jobs.engines.records import Facts
 from jobs.engines.started import Running, same_place
 from jobs.engines.talk import Address, ServerError
 
+COMPARED = 8 << 30  # bytes of a target's weights up to which a copy of it is compared with it
 # The flags that say how a drafter is asked, as SGLang's /server_info names them.
 ASKED = {
     "speculative_num_steps": lambda draft: draft.steps,
@@ -83,10 +84,28 @@ def differences(
 
 
 def other_model(facts: Facts, target: Path) -> str | None:
-    """That the server serves another model than this folder's; None: not as far as it says."""
-    if facts.model is None or same_place(facts.model, target):
+    """That the server serves another model than this folder's; None: not as far as it says.
+
+    A copy of it, weight by weight, is the same, where both can be read from here and are not too large.
+    """
+    if facts.model is None or same_place(facts.model, target) or is_copy(facts.model, target):
         return None
-    return f"it serves the model {facts.model}, not {target}"
+    return (
+        f"it serves the model {facts.model}, not {target}; if these are the same weights, name the "
+        f"server's own path as the target, or make {facts.model} a link to it on this host"
+    )
+
+
+def is_copy(model: str, target: Path) -> bool:
+    """Whether a folder holds the same weights and config.json as the target's, of COMPARED bytes."""
+    folder = Path(model)
+    try:
+        if (folder / "config.json").read_bytes() != (target / "config.json").read_bytes():
+            return False
+        size = sum(file.stat().st_size for file in target.iterdir() if is_weights(file))
+    except OSError:
+        return False
+    return size <= COMPARED and same_weights(folder, target) is True
 
 
 def served_ids(folder: Path) -> Sequence[int] | None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from eagle3.errors import BadInput
+from jobs.engines import attached
 from jobs.engines.attached import attach, differences, untold
 from jobs.engines.engine import Draft
 from jobs.engines.records import Facts
@@ -173,8 +174,28 @@ def test_flags_that_are_not_the_hypothesis_are_named(
 
 def test_another_model_is_named(tmp_path: Path, target: Path, draft: Draft) -> None:
     assert list(differences(facts(tmp_path / "x"), target, draft, IDS)) == [
-        f"it serves the model {tmp_path / 'x'}, not {target}"
+        f"it serves the model {tmp_path / 'x'}, not {target}; if these are the same weights, name the "
+        f"server's own path as the target, or make {tmp_path / 'x'} a link to it on this host"
     ]
+
+
+def test_a_copy_of_the_target_is_the_target(
+    tmp_path: Path, draft: Draft, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, copy = tmp_path / "target", tmp_path / "copy"
+    for folder in (target, copy):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"weights")
+    assert list(differences(facts(copy), target, draft, None)) == []
+    monkeypatch.setattr(attached, "COMPARED", 6)
+    assert len(list(differences(facts(copy), target, draft, None))) == 1
+    monkeypatch.undo()
+    (copy / "config.json").write_text('{"rope_theta": 1}')
+    assert len(list(differences(facts(copy), target, draft, None))) == 1
+    (copy / "config.json").write_text("{}")
+    (copy / "model.safetensors").write_bytes(b"weighty")
+    assert len(list(differences(facts(copy), target, draft, None))) == 1
 
 
 def test_a_baseline_must_not_draft(target: Path) -> None:
