@@ -331,6 +331,8 @@ def headline(e: Evidence, concluded: Concluded) -> str:
         who += " (not read)"
     if concluded.verdict == UNKNOWN:
         return causes[0].what
+    if concluded.verdict == UNDECIDED and concluded.because == (unsettled_counts(e),):
+        return f"undecided: {concluded.because[0]}; by its wiring alone nothing is wrong"
     if concluded.verdict == UNDECIDED:
         texts, positions = texts_of(e), e.trained.accuracy.denominator
         counted = "1 text" if texts == 1 else f"{texts} texts"

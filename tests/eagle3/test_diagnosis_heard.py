@@ -187,6 +187,11 @@ def test_other_texts_than_the_servers_own_are_nothing_to_hold_it_against(
     assert d.joined is not None
     assert d.joined.fault == "undecided"
     assert any(line.endswith("gives: other texts") for line in d.undecided)
+    lines = " ".join(" ".join(d.first_lines()).split())
+    assert "gives: other texts; by its wiring alone nothing is wrong" in lines
+    assert "too few texts" not in lines
+    assert len(d.first_lines()) <= 12
+    assert max(map(len, d.first_lines())) <= 120
 
 
 def test_a_server_that_counts_too_little_or_nothing_is_not_called_sound() -> None:
