@@ -20,12 +20,12 @@ from eagle3.engine_patches import way
 from eagle3.engines import ids_to_write, rule_for
 from eagle3.errors import BadInput
 from eagle3.files import read_json
-from eagle3.metrics import Rate, Truth, rate
+from eagle3.metrics import Rate
 from eagle3.served import with_ids
 from eagle3.wiring import Wiring
 from jobs import drafter_test
 from jobs.engines.attached import unknown
-from jobs.engines.figures import gained
+from jobs.engines.figures import accepted
 from jobs.engines.folder import lay_out
 from jobs.engines.hypothesis import class_there
 from jobs.engines.probing import (
@@ -34,12 +34,12 @@ from jobs.engines.probing import (
     Chunk,
     Rows,
     chunks_of,
+    fed_states,
     later_share,
     open_end,
 )
 from jobs.engines.recorded import recorded
 from jobs.engines.recording import Recorder
-from jobs.engines.records import Answered
 from jobs.engines.replay import Replay, replay, takes_of
 from jobs.engines.returned import SEEN, Returning, attached, returned, unsettled
 from jobs.engines.setup import Setup, alone_request
@@ -103,10 +103,9 @@ class EngineProbe:
             [r.again for r in seen],
             weight=self.norm_weight() if server is None else None,
         )
-        fed = fed_states(chunks, told.states)
+        fed, ends = fed_states(chunks, told.states), []
         if any(open_end(c, plan.layers, self.alone.target.num_layers) for c in chunks):
-            fed = None
-            self.events.note(AT_THE_END.format(layers=plan.layers, why=plan.why))
+            fed, ends = None, [AT_THE_END.format(layers=plan.layers, why=plan.why)]
         served = accepted([r.answer for r in seen], self.setup.steps)
         length = "accept_length_tree" if self.setup.topk > 1 else "accept_length"
         alone = expected["metrics"].get(length)
@@ -118,6 +117,7 @@ class EngineProbe:
             notes += [replayed.in_words] if replayed else []
         else:
             notes = [*self.said_of(server, seen, made, fed), *unsettled(chunks)]
+        notes += ends
         for line in (*(c.in_words for c in chunks), *notes):
             self.events.note(line)
         shift = next((c.shift for c in chunks if c.shift), 0)
@@ -295,17 +295,6 @@ class EngineProbe:
         )
 
 
-def fed_states(chunks: Sequence[Chunk], expected: Sequence[int]) -> tuple[int, ...] | None:
-    """The states that are fed; of equal ones the expected. None where one could not be named."""
-    if any(c.verdict != FED for c in chunks):
-        return None
-    wanted = [*expected, *[None] * len(chunks)]
-    return tuple(
-        k if k is not None and k in c.states else c.states[0]
-        for c, k in zip(chunks, wanted, strict=False)
-    )
-
-
 def fault_of(
     expected: Sequence[int],
     fed: Sequence[int] | None,
@@ -354,15 +343,6 @@ def with_replay(where: str, why: str, replayed: Replay) -> tuple[str, str]:
 def place_of(rule: Any) -> str:
     """Where the engine looks for ids first."""
     return str(rule.places[0].path) if rule.places else "nowhere: they are not read"
-
-
-def accepted(answers: Sequence[Answered], steps: int) -> Rate | None:
-    """The accept length that the requests of the probe had."""
-    counts = [gained(a.completion_tokens, a.accepted, a.rounds, 1) for a in answers]
-    known = [count for count in counts if count is not None]
-    if not known:
-        return None
-    return rate(known, Truth.target_argmax, limits=(1.0, steps + 1.0))
 
 
 def slot_line(chunk: Chunk, expected: Sequence[int]) -> dict[str, Any]:

@@ -17,12 +17,11 @@ from eagle3.doctor.server import CHECKED, flags_of
 from eagle3.errors import BadInput
 from eagle3.metrics import Count
 from eagle3.samples import answer_start
-from jobs.engine_probe import accepted, fed_states
 from jobs.engines.attached import UNSEEN, attach, differences, same_weights, unknown
 from jobs.engines.engine import Draft, Engine
-from jobs.engines.figures import gained
+from jobs.engines.figures import accepted, gained
 from jobs.engines.hypothesis import class_there
-from jobs.engines.probing import AT_THE_END, Chunk, Rows, chunks_of, open_end
+from jobs.engines.probing import AT_THE_END, Chunk, Rows, chunks_of, fed_states, open_end
 from jobs.engines.records import Answered, Prompt, Request
 from jobs.engines.releases import release
 from jobs.engines.returned import (

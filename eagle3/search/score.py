@@ -226,13 +226,7 @@ class Scorer:
 
     def draft(self, wirings: Iterable[Wiring], chosen: Sequence[int]) -> None:
         """Draft the chains of these wirings that are not known yet, side by side."""
-        lacking: dict[tuple[int, ...], list[Wiring]] = defaultdict(list)
-        for wiring in dict.fromkeys(wirings):
-            drafted = self._drafted[wiring]
-            if new := tuple(i for i in chosen if i not in drafted):
-                self.check(wiring)
-                lacking[new].append(wiring)
-        for new, asked in lacking.items():
+        for new, asked in self._lacking(wirings, chosen, self._drafted).items():
             parts = ((wiring, batch) for batch in self._batches(new) for wiring in asked)
             for (wiring, batch), made in spread(self._drafted_of, parts, self._cores):
                 self._drafted[wiring].update(zip(batch.numbers, made, strict=True))
@@ -242,12 +236,7 @@ class Scorer:
     @torch.no_grad()
     def _score(self, wirings: Iterable[Wiring], chosen: Sequence[int]) -> None:
         """Fill in the counts of the first step that are not known yet."""
-        lacking: dict[tuple[int, ...], list[Wiring]] = defaultdict(list)
-        for wiring in dict.fromkeys(wirings):
-            known = self._rights[wiring]
-            if new := tuple(i for i in chosen if i not in known):
-                self.check(wiring)
-                lacking[new].append(wiring)
+        lacking = self._lacking(wirings, chosen, self._rights)
         for i in chosen:
             self.scored_of(i)
         for new, asked in lacking.items():
@@ -262,6 +251,20 @@ class Scorer:
                     if kept:
                         self._outputs.keep(share.batch, y, alike)
             self._count(asked, new)
+
+    def _lacking(
+        self,
+        wirings: Iterable[Wiring],
+        chosen: Sequence[int],
+        known: Mapping[Wiring, Collection[int]],
+    ) -> dict[tuple[int, ...], list[Wiring]]:
+        """Texts on which nothing is known yet → the wirings that lack them. Raises BadInput."""
+        lacking: dict[tuple[int, ...], list[Wiring]] = defaultdict(list)
+        for wiring in dict.fromkeys(wirings):
+            if new := tuple(i for i in chosen if i not in known.get(wiring, ())):
+                self.check(wiring)
+                lacking[new].append(wiring)
+        return lacking
 
     def _run(self, wirings: Sequence[Wiring], chosen: Sequence[int]) -> None:
         """Fill in the outputs of the block that are not kept."""

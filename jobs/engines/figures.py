@@ -172,3 +172,12 @@ def typical(values: Sequence[float]) -> Interval:
 def t975(freedom: int) -> float:
     """Student's t of a 95 % interval."""
     return t_quantile(TAIL, freedom)
+
+
+def accepted(answers: Sequence[Answered], steps: int) -> Rate | None:
+    """The accept length that answers had which came one at a time; None: no rounds were counted."""
+    counts = [gained(a.completion_tokens, a.accepted, a.rounds, 1) for a in answers]
+    known = [count for count in counts if count is not None]
+    if not known:
+        return None
+    return rate(known, Truth.target_argmax, limits=(1.0, steps + 1.0))

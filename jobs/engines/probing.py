@@ -161,7 +161,18 @@ def later_share(calls: Sequence[Tensor], made: Tensor, states: Sequence[int]) ->
 
 
 def open_end(chunk: Chunk, computed: int, num_layers: int) -> bool:
-    """Whether a chunk is nearest to the highest state that was computed, of a target that has more: it
-    may as well be one behind it.
+    """Whether a chunk is nearest to the highest state that was computed, or may be that one, of a target
+    that has more: it may as well be one behind it.
     """
-    return computed < num_layers and chunk.best == computed
+    return computed < num_layers and computed in (chunk.best, *chunk.states)
+
+
+def fed_states(chunks: Sequence[Chunk], expected: Sequence[int]) -> tuple[int, ...] | None:
+    """The states that are fed; of equal ones the expected. None where one could not be named."""
+    if any(c.verdict != FED for c in chunks):
+        return None
+    wanted = [*expected, *[None] * len(chunks)]
+    return tuple(
+        k if k is not None and k in c.states else c.states[0]
+        for c, k in zip(chunks, wanted, strict=False)
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -133,3 +135,5 @@ def test_the_highest_state_that_was_made_may_be_one_behind_it(
     (chunk,) = chunks_of([states[best]], [states[: computed + 1]], [states[best]])
     assert chunk.best == best
     assert open_end(chunk, computed, LAYERS) is may
+    # One that is not told apart from the highest may be that one, and so one behind it.
+    assert open_end(replace(chunk, best=best - 1, states=(best - 1, best)), computed, LAYERS) is may
